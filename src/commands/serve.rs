@@ -19,7 +19,7 @@ use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::replica_args::ReplicaArgs;
-use crate::served::config::{Config, parse_keep_alive};
+use crate::served::config::Config;
 use crate::served::{ModelFolders, ServedModel, Setup, say};
 
 const AFTER_HELP: &str = "\
@@ -132,7 +132,7 @@ struct ServedModelArgs {
     config: Option<PathBuf>,
 
     /// How long a model that was loaded for a request stays: seconds, or as in 10m; -1: until memory is needed
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_keep_alive, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", default_value = "5m", allow_hyphen_values = true)]
     keep_alive: KeepAlive,
 
     /// MiB that all models may take of a device; where one more needs room, those go that were used least recently
@@ -177,6 +177,10 @@ struct AccessArgs {
     /// Let everybody read /metrics without a key
     #[arg(long)]
     open_metrics: bool,
+
+    /// Let clients with a key pull, make, delete and unload models; where the server listens on this machine's loopback alone, all may
+    #[arg(long)]
+    allow_manage: bool,
 
     /// Origin whose pages may use the server from a browser: a scheme and a host; *: any
     #[arg(long, value_name = "ORIGIN")]
@@ -309,6 +313,10 @@ impl Args {
         let keys = Keys::new(keys).map_err(|why| {
             CliError::Usage(format!("--api-key or METAL_ATTENTION_API_KEY: {why}; leave it out to let everybody in"))
         })?;
+        if access.allow_manage && keys.is_empty() {
+            let message = "--allow-manage lets clients with a key change models, and there is none: add --api-key or --api-key-file";
+            return Err(CliError::Usage(message.into()));
+        }
         let cors_origin = match &access.cors {
             None => None,
             Some(origin) => Some(origin.parse().map_err(|_| {
@@ -318,6 +326,7 @@ impl Args {
         Ok(HttpOptions {
             keys,
             open_metrics: access.open_metrics,
+            allow_manage: access.allow_manage,
             cors_origin,
             hosts: [&self.host].into_iter().chain(&self.metrics_host).chain(&access.allowed_host).cloned().collect(),
             max_body: access.max_body,

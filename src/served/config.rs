@@ -14,7 +14,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use metal_attention_server::http::{KeepAlive, ModelConfig, ModelDefaults, SamplingFields};
 use serde::Deserialize;
@@ -42,7 +41,7 @@ struct Defaults {
     /// What runs the models, as `--device` takes it.
     device: Option<String>,
     /// How long a model stays loaded after a request.
-    keep_alive: Option<KeepAliveText>,
+    keep_alive: Option<KeepAlive>,
     /// The system prompt of conversations without one.
     system: Option<String>,
     /// How tokens are chosen.
@@ -69,66 +68,12 @@ struct ModelSection {
     chat_template: Option<PathBuf>,
     context: Option<usize>,
     device: Option<String>,
-    keep_alive: Option<KeepAliveText>,
+    keep_alive: Option<KeepAlive>,
     system: Option<String>,
     #[serde(default)]
     sampling: Option<SamplingFields>,
     stop: Option<Vec<String>>,
     max_tokens: Option<usize>,
-}
-
-/// How long a model stays loaded: seconds, a text such as `5m`, or -1 for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "NumberOrText")]
-struct KeepAliveText(KeepAlive);
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum NumberOrText {
-    Number(i64),
-    Text(String),
-}
-
-impl TryFrom<NumberOrText> for KeepAliveText {
-    type Error = String;
-
-    fn try_from(value: NumberOrText) -> Result<Self, String> {
-        match value {
-            NumberOrText::Number(seconds) => Ok(Self(seconds_alive(seconds))),
-            NumberOrText::Text(text) => parse_keep_alive(&text).map(Self),
-        }
-    }
-}
-
-fn seconds_alive(seconds: i64) -> KeepAlive {
-    u64::try_from(seconds).map_or(KeepAlive::Forever, |seconds| KeepAlive::For(Duration::from_secs(seconds)))
-}
-
-/// Reads how long a model stays loaded: `300`, `5m`, `1h30m`; below 0, for ever.
-pub fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {
-    let wrong =
-        || format!("{text:?} is no time: expected seconds, or numbers with s, m or h as in 1h30m; -1: for ever");
-    if let Ok(seconds) = text.trim().parse::<i64>() {
-        return Ok(seconds_alive(seconds));
-    }
-    if text.trim().starts_with('-') {
-        return Ok(KeepAlive::Forever);
-    }
-    let (mut seconds, mut rest) = (0u64, text.trim());
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|at| *at > 0).ok_or_else(wrong)?;
-        let number: u64 = rest[..digits].parse().map_err(|_| wrong())?;
-        let mut after = rest[digits..].chars();
-        let unit = match after.next() {
-            Some('s') => 1,
-            Some('m') => 60,
-            Some('h') => 3600,
-            Some(_) | None => return Err(wrong()),
-        };
-        seconds = number.checked_mul(unit).and_then(|more| seconds.checked_add(more)).ok_or_else(wrong)?;
-        rest = after.as_str();
-    }
-    if text.trim().is_empty() { Err(wrong()) } else { Ok(KeepAlive::For(Duration::from_secs(seconds))) }
 }
 
 impl Config {
@@ -161,7 +106,7 @@ impl Config {
             } else {
                 ServedModel::on_demand(args, setup)
             };
-            let keep_alive = section.keep_alive.or(defaults.keep_alive).map(|KeepAliveText(time)| time);
+            let keep_alive = section.keep_alive.or(defaults.keep_alive);
             Ok(ModelConfig {
                 names: [name].into_iter().chain(section.aliases).collect(),
                 source: Box::new(source),
@@ -191,27 +136,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_units() {
-        let time = |seconds| Ok(KeepAlive::For(Duration::from_secs(seconds)));
-        assert_eq!(parse_keep_alive("300"), time(300));
-        assert_eq!(parse_keep_alive("5m"), time(300));
-        assert_eq!(parse_keep_alive("1h30m5s"), time(5405));
-        assert_eq!(parse_keep_alive("0"), time(0));
-        for forever in ["-1", "-1m"] {
-            assert_eq!(parse_keep_alive(forever), Ok(KeepAlive::Forever));
-        }
-        for wrong in ["", "soon", "5", "m", "5x", "1h30", "99999999999999999999h"] {
-            assert_eq!(parse_keep_alive(wrong).is_err(), wrong != "5", "{wrong}");
-        }
-    }
-
-    #[test]
     fn a_wrong_file_says_what_is_wrong() {
         let read = |text: &str| toml::from_str::<Config>(text).map_err(|error| error.to_string());
         let good = "[defaults]\ncontext = 8192\nkeep-alive = \"1h\"\n[models.a]\nmodel = \"a.gguf\"\naliases = [\"b-*\"]\n\
                     sampling = { temperature = 0.5, top_k = 20 }\nkeep-alive = -1\n";
         let config = read(good).unwrap();
-        assert_eq!(config.models["a"].keep_alive, Some(KeepAliveText(KeepAlive::Forever)));
+        assert_eq!(config.models["a"].keep_alive, Some(KeepAlive::Forever));
         assert!(config.models["a"].sampling.is_some() && config.defaults.context == Some(8192));
         for (text, why) in [
             ("[models.a]\n", "missing field `model`"),

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::fmt::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,16 +137,18 @@ impl Frames {
 
     /// Adds an object on a line of its own.
     pub fn line(&mut self, object: &impl Serialize) {
-        let mut line = json(object);
-        // Writing to a string cannot fail.
-        let _ = writeln!(line);
-        self.0.push_back(line);
+        self.0.push_back(line(object));
     }
 
     /// Adds a server-sent event that clients pass over.
     fn comment(&mut self) {
         self.0.push_back(":\n\n".into());
     }
+}
+
+/// `object` on a line of its own.
+pub fn line(object: &impl Serialize) -> String {
+    json(object) + "\n"
 }
 
 /// `object` on one line. Types of this crate always serialise.
@@ -194,13 +195,18 @@ pub fn stream<C: Chunks>(texts: Texts, before: Frames, chunks: C) -> Response {
     let progress = Progress { texts: Some(texts), chunks, out: before };
     let frames = stream::unfold(progress, |mut progress| async move {
         let frame = progress.next().await?;
-        Some((Ok::<_, Infallible>(frame), progress))
+        Some((frame, progress))
     });
+    streamed(C::FRAMING, frames)
+}
+
+/// A stream of frames that are written as `framing` says.
+pub fn streamed(framing: Framing, frames: impl Stream<Item = String> + Send + 'static) -> Response {
     let headers = [
-        (CONTENT_TYPE, C::FRAMING.content_type()),
+        (CONTENT_TYPE, framing.content_type()),
         (CACHE_CONTROL, "no-cache"),
         // Proxies that gather an answer before they pass it on would stop the stream.
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
-    (headers, Body::from_stream(frames)).into_response()
+    (headers, Body::from_stream(frames.map(Ok::<_, Infallible>))).into_response()
 }

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::body::Bodies;
 use super::connections::Connections;
 use super::metrics::HttpMetrics;
-use super::models::{ModelLease, Models, ModelsOptions};
+use super::models::{Entry, ModelLease, Models, ModelsOptions};
 use super::work::Work;
 use super::{ApiError, HttpOptions, in_time};
 
@@ -32,6 +32,8 @@ pub struct Parts {
     pub started: u64,
     /// The models that requests can name.
     pub models: Arc<Models>,
+    /// Clients may change which models there are, which are loaded, and what is on disk.
+    pub may_manage: bool,
     leaving: AtomicBool,
     shutting_down: AtomicBool,
 }
@@ -45,13 +47,15 @@ impl Deref for App {
 }
 
 impl App {
-    /// A server whose models are yet to be loaded. Called within a runtime, which loads them.
-    pub fn new(options: HttpOptions, models: ModelsOptions) -> Self {
+    /// A server whose models are yet to be loaded. Called within a runtime, which loads them. `on_loopback`: it listens on
+    /// the loopback and nowhere else.
+    pub fn new(options: HttpOptions, models: ModelsOptions, on_loopback: bool) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self(Arc::new(Parts {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
             bodies: Bodies::new(options.max_bodies, options.max_body),
             work: Work::default(),
+            may_manage: may_manage(&options, on_loopback),
             options,
             metrics: HttpMetrics::default(),
             started,
@@ -103,5 +107,43 @@ impl Parts {
     pub async fn lease(&self, name: Option<&str>) -> Result<ModelLease, ApiError> {
         self.check_open()?;
         in_time(self, self.models.lease(name)).await
+    }
+
+    /// The model of `entry` for a request that calls it `asked`: waits until it is loaded.
+    pub async fn lease_entry(&self, entry: &Arc<Entry>, asked: &str) -> Result<ModelLease, ApiError> {
+        self.check_open()?;
+        in_time(self, self.models.lease_entry(entry, Some(asked))).await
+    }
+
+    /// Refuses a request that changes models where clients may not.
+    pub fn check_may_manage(&self) -> Result<(), ApiError> {
+        if self.may_manage { Ok(()) } else { Err(ApiError::may_not_manage()) }
+    }
+}
+
+/// Whether clients may change models. Where pages of any origin may ask without a key, the loopback is open to strangers.
+fn may_manage(options: &HttpOptions, on_loopback: bool) -> bool {
+    let has_keys = !options.keys.is_empty();
+    let any_page = options.cors_origin.as_ref().is_some_and(|origin| origin == "*");
+    has_keys && (on_loopback || options.allow_manage) || on_loopback && !any_page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::Keys;
+
+    #[test]
+    fn models_are_changed_on_the_loopback_or_with_a_key() {
+        let may = |on_loopback, allow_manage, key: &str, cors: Option<&'static str>| {
+            let keys = Keys::new(Some(key.to_owned()).filter(|key| !key.is_empty())).unwrap();
+            let cors_origin = cors.map(axum::http::HeaderValue::from_static);
+            may_manage(&HttpOptions { keys, allow_manage, cors_origin, ..Default::default() }, on_loopback)
+        };
+        assert!(may(true, false, "", None) && may(true, false, "k", None));
+        assert!(may(true, false, "", Some("https://example.org")));
+        assert!(!may(true, false, "", Some("*")) && may(true, false, "k", Some("*")));
+        assert!(!may(false, false, "", None) && !may(false, false, "k", None) && !may(false, true, "", None));
+        assert!(may(false, true, "k", None));
     }
 }

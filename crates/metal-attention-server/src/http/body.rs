@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Request};
 use axum::http::HeaderMap;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_TYPE, ORIGIN};
 use futures_util::StreamExt;
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
@@ -20,6 +20,7 @@ use serde::forward_to_deserialize_any;
 use serde_json::value::RawValue;
 
 use super::connections::Connection;
+use super::dialect::Dialect;
 use super::limits::{self, MAX_FIELDS};
 use super::peer::Peer;
 use super::work::Weight;
@@ -177,7 +178,7 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
-        check_content_type(request.headers())?;
+        check_content_type(request.headers(), Dialect::of_path(request.uri().path()))?;
         let peer = *request.extensions().get::<Peer>().ok_or_else(|| ApiError::internal("a request of nobody"))?;
         let connection = request.extensions().get::<Arc<Connection>>().cloned();
         let mut held = app.bodies.hold(peer);
@@ -209,11 +210,18 @@ fn field_error(path: String, error: serde_json::Error) -> ApiError {
     if path == "." { ApiError::invalid(message) } else { ApiError::field(&path, format!("{path}: {message}")) }
 }
 
-/// A page elsewhere can make a browser send other types without asking this server first.
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// A page elsewhere can make a browser send other types without asking this server first. ollama's paths take what
+/// `curl -d` sends where no browser does: a browser names the page's origin.
+fn check_content_type(headers: &HeaderMap, dialect: Dialect) -> Result<(), ApiError> {
     let value = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let essence = value.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let is_from_page =
+        headers.contains_key(ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"));
+    let is_form = essence.eq_ignore_ascii_case("application/x-www-form-urlencoded");
+    if dialect == Dialect::Ollama && is_form && !is_from_page {
         return Ok(());
     }
     Err(ApiError::invalid(format!("the Content-Type must be application/json, not {essence:?}")))
@@ -318,6 +326,7 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderName;
     use serde::Deserialize;
     use serde_json::json;
 
@@ -356,11 +365,26 @@ mod tests {
         let check = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, value.parse().unwrap());
-            check_content_type(&headers).is_ok()
+            check_content_type(&headers, Dialect::OpenAi).is_ok()
         };
         assert!(check("application/json") && check("Application/JSON; charset=utf-8"));
         assert!(!check("text/plain") && !check("application/jsonx") && !check(""));
-        assert!(check_content_type(&HeaderMap::new()).is_err());
+        assert!(!check("application/x-www-form-urlencoded"));
+        assert!(check_content_type(&HeaderMap::new(), Dialect::Ollama).is_err());
+    }
+
+    #[test]
+    fn curl_needs_no_type_for_ollama_but_a_page_does() {
+        let check = |kind: &str, more: &[(&'static str, &str)]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, kind.parse().unwrap());
+            headers.extend(more.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())));
+            check_content_type(&headers, Dialect::Ollama).is_ok()
+        };
+        assert!(check("application/x-www-form-urlencoded", &[]) && check("application/json", &[("origin", "null")]));
+        assert!(!check("text/plain", &[]) && !check("multipart/form-data", &[]));
+        assert!(!check("application/x-www-form-urlencoded", &[("origin", "null")]));
+        assert!(!check("application/x-www-form-urlencoded", &[("sec-fetch-site", "cross-site")]));
     }
 
     #[test]

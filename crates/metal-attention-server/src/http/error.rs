@@ -73,6 +73,13 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", Some("host_not_allowed"), message)
     }
 
+    /// 403: clients of this server change no models.
+    pub fn may_not_manage() -> Self {
+        let message = "clients of this server may not change its models: start it with --allow-manage and a key \
+                       (--api-key), or on the loopback alone (--host 127.0.0.1) and without --cors '*'";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", Some("management_not_allowed"), message)
+    }
+
     /// 404: nothing is here.
     pub fn not_found(code: &str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", Some(code), message)

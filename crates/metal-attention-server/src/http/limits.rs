@@ -56,10 +56,12 @@ const fn limit(field: &'static str, values: usize, bytes: usize) -> Limit {
 }
 
 /// Fields that may hold more or less than [`OTHERS`].
-const LIMITS: [Limit; 10] = [
+const LIMITS: [Limit; 12] = [
     limit("prompt", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("tokens", MAX_IDS + 1, usize::MAX),
+    limit("context", MAX_IDS + 1, usize::MAX),
+    limit("format", 8 << 10, 256 << 10),
     limit("tools", 8 << 10, 512 << 10),
     limit("tool_choice", 8 << 10, 64 << 10),
     limit("response_format", 8 << 10, 256 << 10),
@@ -73,7 +75,7 @@ const LIMITS: [Limit; 10] = [
 const OTHERS: Limit = limit("", 64 << 10, usize::MAX);
 
 /// Fields whose values are schemas, which take far longer to follow than to read.
-const SCHEMAS: [&str; 4] = ["tools", "response_format", "output_config", "output_format"];
+const SCHEMAS: [&str; 5] = ["tools", "response_format", "format", "output_config", "output_format"];
 
 /// Checks that the fields of `object` hold no more than they may. Returns how many values its schemas have.
 pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {

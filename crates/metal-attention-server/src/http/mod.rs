@@ -43,7 +43,7 @@ use error::ApiError;
 pub use job::sampling::SamplingFields;
 pub use models::{
     Capabilities, KeepAlive, LoadError, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults,
-    ModelSource, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel,
+    ModelSource, ModelStore, ModelsOptions, NoTime, PullProgress, SourceError, StoredModel,
 };
 pub use options::{EmptyKey, HttpOptions, Keys};
 pub use request_line::LOG_TARGET;

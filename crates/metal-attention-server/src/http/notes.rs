@@ -1,5 +1,5 @@
 //! Response headers that say how a request was read: which fields had no effect, which parts of a schema are not enforced,
-//! which model answered.
+//! what was cut off, which model answered.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,6 +13,8 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 pub const IGNORED: HeaderName = HeaderName::from_static("x-ignored");
 /// Keywords of the request's JSON schemas that the grammar does not enforce, with their places, separated by commas.
 pub const SCHEMA_UNSUPPORTED: HeaderName = HeaderName::from_static("x-schema-unsupported");
+/// Parts of the request of which the context had no room for all, separated by commas.
+pub const TRUNCATED: HeaderName = HeaderName::from_static("x-truncated");
 /// The name of the model that answered, where the request named another.
 pub const MODEL: HeaderName = HeaderName::from_static("x-model");
 
@@ -30,6 +32,7 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%').add(b',');
 pub struct Notes {
     ignored: BTreeSet<String>,
     schema_unsupported: BTreeSet<String>,
+    truncated: BTreeSet<String>,
     model: Option<String>,
     load_seconds: Option<String>,
 }
@@ -45,6 +48,11 @@ impl Notes {
         self.schema_unsupported.insert(place.into());
     }
 
+    /// The context has no room for all of the part `name`.
+    pub fn truncated(&mut self, name: impl Into<String>) {
+        self.truncated.insert(name.into());
+    }
+
     /// The request named another model than `model`, which answers it.
     pub fn answered_by(&mut self, model: impl Into<String>) {
         self.model = Some(model.into());
@@ -55,12 +63,22 @@ impl Notes {
         self.load_seconds = Some(format!("{:.2}", time.as_secs_f64()));
     }
 
+    /// Adds what `other` says.
+    pub fn extend(&mut self, other: &Self) {
+        self.ignored.extend(other.ignored.iter().cloned());
+        self.schema_unsupported.extend(other.schema_unsupported.iter().cloned());
+        self.truncated.extend(other.truncated.iter().cloned());
+        self.model = other.model.clone().or(self.model.take());
+        self.load_seconds = other.load_seconds.clone().or(self.load_seconds.take());
+    }
+
     /// `response` with a header for each kind of note that there is.
     pub fn attach(&self, mut response: Response) -> Response {
         let headers = response.headers_mut();
         for (name, value) in [
             (IGNORED, list(&self.ignored)),
             (SCHEMA_UNSUPPORTED, list(&self.schema_unsupported)),
+            (TRUNCATED, list(&self.truncated)),
             (MODEL, list(&self.model)),
             (MODEL_LOAD_SECONDS, list(&self.load_seconds)),
         ] {
@@ -98,11 +116,13 @@ mod tests {
         notes.ignored("user");
         notes.ignored("top_a");
         notes.schema_unsupported("#/properties/a,\u{e9}/not");
+        notes.truncated("input[2]");
         notes.answered_by("llama");
         let response = notes.attach(Response::default());
         let value = |name| response.headers().get(name).unwrap().to_str().unwrap();
         assert_eq!(value(IGNORED), "top_a, user");
         assert_eq!(value(SCHEMA_UNSUPPORTED), "#/properties/a%2C%C3%A9/not");
+        assert_eq!(value(TRUNCATED), "input[2]");
         assert_eq!(value(MODEL), "llama");
     }
 

@@ -10,6 +10,8 @@ use subtle::ConstantTimeEq;
 pub struct HttpOptions {
     /// Keys that clients must show one of; empty: everybody may ask.
     pub keys: Keys,
+    /// Clients with a key may change models, also where the server does not listen on the loopback alone.
+    pub allow_manage: bool,
     /// `/metrics` needs no key, as a scraper that cannot send one wants it.
     pub open_metrics: bool,
     /// The origin whose pages may ask from a browser, `*` for any; `None`: this server's own page only.
@@ -43,6 +45,7 @@ impl Default for HttpOptions {
     fn default() -> Self {
         Self {
             keys: Keys::default(),
+            allow_manage: false,
             open_metrics: false,
             cors_origin: None,
             hosts: Vec::new(),

@@ -1,14 +1,23 @@
 //! The page at `/`: a chat in the browser.
 
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_FRAME_OPTIONS};
+use axum::http::HeaderMap;
+use axum::http::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_FRAME_OPTIONS,
+};
 use axum::response::{IntoResponse, Response};
+
+use super::ollama;
 
 /// Nothing but this server's own files, and no script or style inside the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page.
-pub async fn html() -> Response {
+/// The page; for a client that is no browser what ollama has here, by which its clients know that the server runs.
+pub async fn html(headers: HeaderMap) -> Response {
+    let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if !accepts.contains("text/html") {
+        return ollama::RUNNING.into_response();
+    }
     file("text/html; charset=utf-8", include_str!("page/index.html"))
 }
 

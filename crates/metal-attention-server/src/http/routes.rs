@@ -6,7 +6,7 @@ use axum::extract::Request;
 use axum::http::{Method, Response};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{any, get};
 use axum::{Router, body::Body};
 use futures_util::FutureExt;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 
 use super::llama_cpp::{infill, tokens};
 use super::openai::{chat, completions, embeddings, models, rerank};
-use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, openapi, page};
+use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, ollama, openapi, page};
 
 /// All routes. `checks_host`: only names of this machine may lead here.
 pub fn router(app: &App, checks_host: bool) -> Router {
@@ -31,7 +31,21 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .routes(routes!(models::models))
         .routes(routes!(models::model))
         .routes(routes!(tokens::tokenize))
-        .routes(routes!(tokens::detokenize));
+        .routes(routes!(tokens::detokenize))
+        .routes(routes!(ollama::chat::chat))
+        .routes(routes!(ollama::generate::generate))
+        .routes(routes!(ollama::embed::embed))
+        .routes(routes!(ollama::embed::embeddings))
+        .routes(routes!(ollama::models::tags))
+        .routes(routes!(ollama::models::ps))
+        .routes(routes!(ollama::models::show))
+        .routes(routes!(ollama::manage::create))
+        .routes(routes!(ollama::manage::copy))
+        .routes(routes!(ollama::manage::delete))
+        .routes(routes!(ollama::manage::pull))
+        .routes(routes!(ollama::version::version))
+        .route("/api/push", any(ollama::manage::not_supported))
+        .route("/api/blobs/{digest}", any(ollama::manage::not_supported));
     let mut open = OpenApiRouter::new().routes(routes!(health::health)).routes(routes!(health::ready));
     let metrics_of = if app.options.open_metrics { &mut open } else { &mut closed };
     *metrics_of = std::mem::take(metrics_of).routes(routes!(metrics::metrics));
@@ -81,6 +95,7 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
             .expose_headers([
                 notes::IGNORED,
                 notes::SCHEMA_UNSUPPORTED,
+                notes::TRUNCATED,
                 notes::MODEL,
                 notes::MODEL_LOAD_SECONDS,
                 guard::REQUEST_ID,
@@ -127,7 +142,7 @@ mod tests {
     #[test]
     fn a_panic_of_a_handler_is_an_error_of_its_request() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let app = runtime.block_on(async { App::new(HttpOptions::default(), ModelsOptions::default()) });
+        let app = runtime.block_on(async { App::new(HttpOptions::default(), ModelsOptions::default(), true) });
         let panics = async || -> ApiError { panic!("the secret prompt") };
         let work = app.clone();
         let blocks = async move || {

@@ -92,8 +92,9 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let Listeners { requests: listeners, watchers } = listeners.into();
     // Everybody on this machine is let in where no key is asked for, and nobody else.
-    let checks_host = listeners.iter().all(is_loopback) && options.keys.is_empty();
-    let app = App::new(options, models);
+    let on_loopback = listeners.iter().all(is_loopback);
+    let checks_host = on_loopback && options.keys.is_empty();
+    let app = App::new(options, models, on_loopback);
     // Ends with this function.
     let mut beside = JoinSet::new();
     if let Some(listener) = watchers {

@@ -7,6 +7,8 @@ mod defects;
 mod encoder;
 mod messages;
 mod no_numbers;
+mod ollama;
+mod ollama_models;
 mod ranking;
 mod replicas;
 mod several;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{Continuation, Message, RenderRequest, Role};
-use metal_attention_grammar::Grammar;
+use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, Role};
+use metal_attention_grammar::{Grammar, GrammarError, Grammars};
 use serde_json::{Map, Value};
 
 use super::generation::Generation;
@@ -66,6 +66,41 @@ pub enum Form {
     },
 }
 
+impl Form {
+    /// The grammar of an answer to `prompt`, which `template` has rendered. `field` is the one that describes the form.
+    pub fn grammar(
+        &self,
+        field: &str,
+        grammars: &Grammars,
+        template: &ChatTemplate,
+        prompt: &str,
+        notes: &mut Notes,
+    ) -> Result<Grammar, ApiError> {
+        let mut left_out = Vec::new();
+        let grammar = match self {
+            Self::JsonObject => grammars.json_object(template, prompt),
+            Self::JsonSchema { schema, strict } => {
+                let schema = Value::Object(schema.clone());
+                grammars.json_schema(template, prompt, &schema, *strict, &mut left_out)
+            }
+        };
+        followed(field, grammar, left_out, notes)
+    }
+}
+
+/// A grammar that the field `param` asks for. Notes what it leaves out.
+fn followed(
+    param: &str,
+    grammar: Result<Grammar, GrammarError>,
+    left_out: Vec<String>,
+    notes: &mut Notes,
+) -> Result<Grammar, ApiError> {
+    for place in left_out {
+        notes.schema_unsupported(place);
+    }
+    grammar.map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
+}
+
 /// The answers to a [`ChatJob`] as they are generated.
 pub struct Chat {
     /// The scheduler's events of each text.
@@ -88,15 +123,15 @@ struct Prepared {
 impl ChatJob {
     /// The token ids of the prompt. Templates and tokens take time: not to be called on a thread that serves others.
     pub fn prompt(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
-        Ok(self.prepare(model, &mut Notes::default())?.ids)
+        Ok(self.prepare(model, &[], &mut Notes::default())?.ids)
     }
 
     /// The text of the prompt. Templates take time: not to be called on a thread that serves others.
     pub fn prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
-        Ok(self.prepare(model, &mut Notes::default())?.continuation.prompt.text)
+        Ok(self.prepare(model, &[], &mut Notes::default())?.continuation.prompt.text)
     }
 
-    fn prepare(&self, model: &ModelLease, notes: &mut Notes) -> Result<Prepared, ApiError> {
+    fn prepare(&self, model: &ModelLease, before: &[u32], notes: &mut Notes) -> Result<Prepared, ApiError> {
         model.template.tool_format().check_tools(&self.calls.tools).map_err(|e| {
             let place = if e.is_argument { "parameters" } else { "name" };
             ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
@@ -104,12 +139,24 @@ impl ChatJob {
         let wish = self.thinking.wish(&model.template, notes);
         let continuation = self.continuation(model, &wish)?;
         model.check_length(&continuation.prompt.text, self.messages_field)?;
-        let ids = continuation.prompt.encode(&model.tokenizer).into();
-        Ok(Prepared { continuation, ids, wish })
+        let ids = continuation.prompt.encode(&model.tokenizer);
+        let ids = if before.is_empty() { ids } else { [before, without_bos(model, &ids)].concat() };
+        Ok(Prepared { continuation, ids: ids.into(), wish })
     }
 
     /// Submits the job's texts. Templates and tokens take time: not to be called on a thread that serves others.
     pub fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Chat, ApiError> {
+        self.submit_after(&[], app, model, client)
+    }
+
+    /// The same where the tokens of `before`, an earlier conversation, come before the prompt.
+    pub fn submit_after(
+        &self,
+        before: &[u32],
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+    ) -> Result<Chat, ApiError> {
         let n = self.generation.n;
         model.scheduler.check_texts(n as usize)?;
         if let (true, Some((field, _))) = (self.calls.required, &self.form) {
@@ -117,7 +164,7 @@ impl ChatJob {
             return Err(ApiError::field("tool_choice", message));
         }
         let mut notes = self.notes.clone();
-        let Prepared { continuation, ids, wish } = self.prepare(model, &mut notes)?;
+        let Prepared { continuation, ids, wish } = self.prepare(model, before, &mut notes)?;
         let stop = self.generation.stop(model, model.template.stop_strings());
         // An answer in a form of its own has no calls.
         let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
@@ -204,33 +251,33 @@ impl ChatJob {
         thinking: bool,
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
-        let mut left_out = Vec::new();
         // A prompt that ends in thoughts which have begun before is to the grammar as one that begins them.
         let prompt = match model.template.reasoning() {
             Some(markers) if thinking => markers.start,
             Some(_) | None => &continuation.prompt.text,
         };
         let Calls { tools, parallel, .. } = &self.calls;
-        let (param, grammar) = match &self.form {
+        match &self.form {
+            Some((field, form)) => form.grammar(field, &model.grammars, &model.template, prompt, notes).map(Some),
             None if self.calls.required => {
-                ("tools", model.grammars.calls(&model.template, prompt, tools, *parallel, &mut left_out))
+                let mut left_out = Vec::new();
+                let grammar = model.grammars.calls(&model.template, prompt, tools, *parallel, &mut left_out);
+                followed("tools", grammar, left_out, notes).map(Some)
             }
-            None => return Ok(None),
-            Some((field, Form::JsonObject)) => (*field, model.grammars.json_object(&model.template, prompt)),
-            Some((field, Form::JsonSchema { schema, strict })) => {
-                let schema = Value::Object(schema.clone());
-                let grammar = model.grammars.json_schema(&model.template, prompt, &schema, *strict, &mut left_out);
-                (*field, grammar)
-            }
-        };
-        for place in left_out {
-            notes.schema_unsupported(place);
+            None => Ok(None),
         }
-        grammar.map(Some).map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
     }
 }
 
 /// The name of the field that `path` leads into.
 fn first_name(path: &str) -> &str {
     path.split('.').next().unwrap_or(path)
+}
+
+/// `ids` without the token that begins a text.
+fn without_bos<'a>(model: &ModelLease, ids: &'a [u32]) -> &'a [u32] {
+    match (ids, model.tokenizer.bos()) {
+        ([first, rest @ ..], Some(bos)) if *first == bos && model.tokenizer.adds_bos() => rest,
+        (ids, _) => ids,
+    }
 }

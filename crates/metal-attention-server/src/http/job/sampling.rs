@@ -48,6 +48,24 @@ impl SamplingFields {
         Ok(())
     }
 
+    /// The options by name.
+    pub fn numbers(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        self.numbers.iter().map(|(name, (_, value))| (*name, *value))
+    }
+
+    /// These fields, and those of `base` that are not among them.
+    #[must_use]
+    pub fn over(self, base: &Self) -> Self {
+        let mut numbers = base.numbers.clone();
+        numbers.extend(self.numbers);
+        Self {
+            numbers,
+            samplers: self.samplers.or_else(|| base.samplers.clone()),
+            ignored: self.ignored,
+            breakers: self.breakers.or_else(|| base.breakers.clone()),
+        }
+    }
+
     /// Notes what has no effect.
     pub fn note(&self, notes: &mut Notes) {
         self.ignored.iter().for_each(|name| notes.ignored(format!("samplers.{name}")));

@@ -46,6 +46,8 @@ impl ThinkingRequest {
         }
         if let Some((field, true)) = self.switch
             && !template.set_thinking(Thinking::On, &mut variables)
+            // How hard it thinks says that it does.
+            && self.effort.is_none()
         {
             notes.ignored(field);
         }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use metal_attention::sampling::SamplerOptions;
 
+use super::keep_alive::KeepAlive;
 use super::loaded::Loaded;
 use super::registry::{Entry, Models};
 use super::residency::Held;
-use super::source::{KeepAlive, ModelDefaults};
+use super::source::ModelDefaults;
 use crate::http::ApiError;
 use crate::http::notes::Notes;
 

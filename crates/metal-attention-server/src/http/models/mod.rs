@@ -2,6 +2,7 @@
 //! ([`lease`]).
 
 mod card;
+mod keep_alive;
 mod lease;
 mod loaded;
 mod names;
@@ -10,11 +11,12 @@ mod residency;
 mod source;
 
 pub use card::{Capabilities, ModelCard};
+pub use keep_alive::{KeepAlive, NoTime};
 pub use lease::ModelLease;
 pub use loaded::{LoadError, Loaded};
 pub use registry::{Entry, Models};
 pub use residency::StartFailure;
 pub use source::{
-    KeepAlive, LoadProgress, MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions,
-    PullProgress, SourceError, StoredModel,
+    LoadProgress, MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions, PullProgress,
+    SourceError, StoredModel,
 };

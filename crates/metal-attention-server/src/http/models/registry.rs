@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use metal_attention::scheduler::Replicas;
 
 use super::card::ModelCard;
+use super::keep_alive::KeepAlive;
 use super::lease::ModelLease;
 use super::loaded::Loaded;
 use super::names::{matches, without_latest};
 use super::residency::{Residency, StartFailure, Status, Unit};
-use super::source::{
-    KeepAlive, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel,
-};
+use super::source::{ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel};
 use crate::http::ApiError;
 use crate::http::limits::MAX_MODEL_NAME;
 

@@ -14,8 +14,9 @@ use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
+use super::keep_alive::KeepAlive;
 use super::loaded::Loaded;
-use super::source::{KeepAlive, LoadProgress, MemoryNeed, ModelSource, SourceError};
+use super::source::{LoadProgress, MemoryNeed, ModelSource, SourceError};
 use crate::http::ApiError;
 
 /// How often a load that waits for memory looks again, besides when a model goes.

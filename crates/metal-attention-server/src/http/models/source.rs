@@ -2,11 +2,11 @@
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use metal_attention::Watch;
 
 use super::card::ModelCard;
+use super::keep_alive::KeepAlive;
 use super::loaded::Loaded;
 use crate::http::job::sampling::SamplingFields;
 
@@ -58,15 +58,6 @@ impl LoadProgress {
         let total = self.total.load(Ordering::Relaxed);
         (total > 0).then(|| (self.watch.done() as f64 / total as f64).min(1.0))
     }
-}
-
-/// How long a model stays loaded after its last request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeepAlive {
-    /// As long as the server runs, or until memory is needed.
-    Forever,
-    /// This long.
-    For(Duration),
 }
 
 /// What requests to a model have where they do not say otherwise.

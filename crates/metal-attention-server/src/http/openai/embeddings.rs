@@ -155,7 +155,7 @@ pub async fn embeddings(
 }
 
 /// The first `n` numbers of `vector`, of length 1 again.
-fn cut(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
+pub fn cut(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
     if n < vector.len() {
         vector.truncate(n);
         let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();

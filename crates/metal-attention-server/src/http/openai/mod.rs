@@ -5,7 +5,7 @@ pub mod chat;
 pub mod completions;
 pub mod embeddings;
 pub mod fields;
-mod logprobs;
+pub mod logprobs;
 pub mod models;
 pub mod rerank;
 mod thinking;

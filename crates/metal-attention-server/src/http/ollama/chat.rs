@@ -1,0 +1,239 @@
+//! `/api/chat`: the next message of a conversation.
+
+use axum::extract::State;
+use axum::response::Response;
+use metal_attention::scheduler::Client;
+use metal_attention_chat::{Message, Role, Tool, ToolCall};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ErrorBody;
+use super::fields::{NO_PICTURES, OllamaFields};
+use super::models;
+use super::stream::{self, Answer, End, Part, Reader, respond};
+use crate::http::answer::Texts;
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::chat::{Chat, ChatJob, PromptEnd};
+use crate::http::job::tool_choice::Calls;
+use crate::http::limits::MAX_MESSAGES;
+use crate::http::models::ModelLease;
+use crate::http::notes::Notes;
+use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::{ApiError, App, openapi, prepare};
+
+/// What a chat may ask for besides what it shares with generated texts.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct OllamaChatFields {
+    /// The conversation so far, the first message first. Without any, the model is loaded.
+    messages: Option<Vec<SentMessage>>,
+    /// The functions that the model may call.
+    #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
+    tools: Option<Vec<Tool>>,
+}
+
+/// A message as it is sent.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[schema(as = OllamaSentMessage)]
+struct SentMessage {
+    /// Who says it: `system`, `user`, `assistant` or `tool`.
+    #[schema(value_type = String)]
+    role: Role,
+    /// Its text.
+    content: Option<String>,
+    /// What the model thought before it.
+    thinking: Option<String>,
+    /// Pictures: there can be none.
+    #[schema(value_type = Option<Vec<String>>, max_items = 0)]
+    images: Option<Vec<IgnoredAny>>,
+    /// The functions that the model calls.
+    #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
+    tool_calls: Option<Vec<ToolCall>>,
+    /// The function whose result this is.
+    tool_name: Option<String>,
+    /// The call whose result this is.
+    tool_call_id: Option<String>,
+}
+
+impl SentMessage {
+    /// Message number `i` of a conversation.
+    fn message(self, i: usize) -> Result<Message, ApiError> {
+        if self.images.is_some_and(|images| !images.is_empty()) {
+            let field = format!("messages[{i}].images");
+            let message = format!("{field} is not supported: {NO_PICTURES}");
+            return Err(ApiError::field(field, message).with_code("unsupported_parameter"));
+        }
+        let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+        Ok(Message {
+            role: self.role,
+            content: self.content,
+            reasoning_content: text(self.thinking),
+            tool_calls: self.tool_calls.unwrap_or_default(),
+            tool_call_id: text(self.tool_call_id),
+            name: text(self.tool_name),
+        })
+    }
+}
+
+/// A request for the next message.
+pub struct OllamaChatRequest {
+    model: String,
+    fields: OllamaFields,
+    job: ChatJob,
+}
+
+impl FromJson for OllamaChatRequest {
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        let mut fields = OllamaFields::read(object)?;
+        let own: OllamaChatFields = object.parse()?;
+        let sent = own.messages.unwrap_or_default();
+        if sent.len() > MAX_MESSAGES {
+            let message = format!("messages has {} messages; at most {MAX_MESSAGES} are allowed", sent.len());
+            return Err(ApiError::field("messages", message));
+        }
+        let messages: Vec<Message> =
+            sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
+        // As in ollama the answer goes on with a last message of the model.
+        let goes_on = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
+        let goes_on = messages.last().is_some_and(goes_on);
+        let job = ChatJob {
+            calls: Calls::new(own.tools.as_deref().unwrap_or_default(), None, true)?,
+            form: fields.form(),
+            thinking: fields.thinking(),
+            end: if goes_on { PromptEnd::WithinMessage } else { PromptEnd::Answer },
+            generation: fields.generation()?,
+            messages_field: "messages",
+            notes: fields.notes.clone(),
+            messages,
+        };
+        Ok(Self { model: models::required(fields.model.take())?, fields, job })
+    }
+}
+
+openapi::all_of!(OllamaChatRequest, OllamaChatFields, OllamaFields);
+
+/// The answer, or a line of it.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaChat)]
+pub struct ChatAnswer {
+    /// The model, as the request calls it.
+    model: String,
+    /// The time.
+    created_at: String,
+    /// The message, or what is new of it.
+    message: AnswerMessage,
+    /// Whether this is the end.
+    done: bool,
+    /// How the answer ended, at its end.
+    #[serde(flatten)]
+    end: Option<End>,
+    /// The log probabilities of its tokens, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    logprobs: Vec<ChatTokenLogprob>,
+}
+
+/// A message of the model.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaMessage)]
+struct AnswerMessage {
+    /// `assistant`.
+    role: &'static str,
+    /// The text.
+    content: String,
+    /// What the model thought.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    thinking: String,
+    /// The functions that it calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    tool_calls: Vec<stream::ToolCall>,
+}
+
+impl Answer for ChatAnswer {
+    fn new(model: &str, part: Part) -> Self {
+        let Part { content, thinking, calls: tool_calls, logprobs, context: _, end } = part;
+        Self {
+            model: model.to_owned(),
+            created_at: stream::now(),
+            message: AnswerMessage { role: "assistant", content, thinking, tool_calls },
+            done: end.is_some(),
+            end,
+            logprobs,
+        }
+    }
+}
+
+/// Answers with the next message of a conversation.
+#[utoipa::path(post, path = "/api/chat", tag = "ollama", request_body = OllamaChatRequest, responses(
+    (status = 200, description = "The message, whole or as a JSON object on each line",
+        content((ChatAnswer = "application/json"), (String = "application/x-ndjson"))),
+    (status = 404, description = "There is no such model", body = ErrorBody)))]
+pub async fn chat(
+    State(app): State<App>,
+    client: Client,
+    request: Json<OllamaChatRequest>,
+) -> Result<Response, ApiError> {
+    let (name, keep_alive, mut notes) = (&request.model, request.fields.keep_alive, Notes::default());
+    if request.job.messages.is_empty() {
+        let is_loaded = models::load_or_unload(&app, name, keep_alive, &mut notes).await?;
+        return Ok(notes.attach(stream::without_text::<ChatAnswer>(name, is_loaded)));
+    }
+    let model = models::lease(&app, name, keep_alive, &mut notes).await?;
+    request.fields.check_thinking(name, &model)?;
+    let reader = Reader::new(&model, name, request.fields.received);
+    let streamed = request.job.generation.stream;
+    let lease = model.clone();
+    let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
+    let texts = Texts::new(app, model, chat.events);
+    let answer = respond::<ChatAnswer>(texts, reader.messages(chat.replies), streamed).await?;
+    notes.extend(&chat.notes);
+    Ok(notes.attach(answer))
+}
+
+impl OllamaChatRequest {
+    /// Submits the job, without the oldest messages where the context has no room for all. Templates and tokens take time:
+    /// not to be called on a thread that serves others.
+    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Chat, ApiError> {
+        let mut chat = match self.job.submit(app, model, client) {
+            Err(error) if error.code() == Some("context_length_exceeded") && self.fields.truncates() => {
+                let job = self.truncated(model).ok_or(error)?;
+                job.submit(app, model, client)?
+            }
+            submitted => submitted?,
+        };
+        self.fields.options.note_context(model, &mut chat.notes);
+        Ok(chat)
+    }
+
+    /// The job without as many of the oldest messages as have to go so that the answer has room: all that it may take, or a
+    /// quarter of the context. Instructions and the last message stay. `None`: they have no room either.
+    fn truncated(&self, model: &ModelLease) -> Option<ChatJob> {
+        let room = model.n_ctx - self.job.generation.max_tokens.unwrap_or(usize::MAX).min(model.n_ctx / 4);
+        let last = self.job.messages.len() - 1;
+        let older: Vec<usize> = (0..last).filter(|&i| self.job.messages[i].role != Role::System).collect();
+        let without = |n: usize| {
+            let mut job = self.job.clone();
+            let mut left = n;
+            job.messages.retain(|message| {
+                let goes = left > 0 && message.role != Role::System;
+                left -= usize::from(goes);
+                !goes
+            });
+            older[..n].iter().for_each(|i| job.notes.truncated(format!("messages[{i}]")));
+            job
+        };
+        let fits = |n: usize| without(n).prompt(model).is_ok_and(|ids| ids.len() <= room);
+        if older.is_empty() || !fits(older.len()) {
+            return None;
+        }
+        // The least number that is enough: fewer messages have shorter prompts.
+        let (mut too_few, mut enough) = (0, older.len());
+        while enough - too_few > 1 {
+            let middle = usize::midpoint(too_few, enough);
+            if fits(middle) { enough = middle } else { too_few = middle }
+        }
+        Some(without(enough))
+    }
+}

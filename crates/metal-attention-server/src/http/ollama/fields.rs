@@ -1,0 +1,181 @@
+//! What `/api/chat` and `/api/generate` share.
+
+use std::time::Instant;
+
+use metal_attention_chat::Effort;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::options::Options;
+use crate::http::ApiError;
+use crate::http::body::Object;
+use crate::http::job::chat::Form;
+use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::thinking::ThinkingRequest;
+use crate::http::models::{KeepAlive, ModelLease};
+use crate::http::notes::Notes;
+use crate::http::unsupported::{self, RefusedField, Unused};
+
+/// Fields that are refused, besides pictures in messages.
+const REFUSED: &[RefusedField] = &[
+    RefusedField {
+        name: "template",
+        neutral: &[],
+        instead: "the model's own template is used; raw takes a prompt as it is",
+    },
+    RefusedField { name: "images", neutral: &[], instead: NO_PICTURES },
+    RefusedField { name: "_debug_render_only", neutral: &[], instead: "use /apply-template" },
+];
+
+/// Why pictures are refused.
+pub const NO_PICTURES: &str = "the model sees no pictures: put what they show into the text";
+
+/// The fields that chats and generated texts share.
+#[derive(Deserialize, ToSchema)]
+pub struct OllamaFields {
+    /// The model's name, with or without `:latest`.
+    #[schema(min_length = 1, max_length = 256, required)]
+    pub model: Option<String>,
+    /// Send the text as it comes, a JSON object on each line; without a word about it, yes.
+    stream: Option<bool>,
+    /// What the answer must look like: `json`, or a JSON schema.
+    #[schema(value_type = Option<AnswerFormat>)]
+    format: Option<AnswerFormat>,
+    /// Whether the model thinks, or how hard.
+    think: Option<Think>,
+    /// How long the model stays loaded after the answer.
+    pub keep_alive: Option<KeepAlive>,
+    /// How the text is generated.
+    #[serde(skip)]
+    #[schema(value_type = Options)]
+    pub options: Options,
+    /// Tell the log probability of each token.
+    logprobs: Option<bool>,
+    /// And of so many of the likeliest; only with `logprobs`.
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<u32>,
+    /// Cut off what the context has no room for; without a word about it, yes.
+    truncate: Option<bool>,
+    /// How the request was read.
+    #[serde(skip)]
+    pub notes: Notes,
+    /// When the request was read.
+    #[serde(skip, default = "Instant::now")]
+    #[schema(ignore)]
+    pub received: Instant,
+}
+
+/// What an answer must look like.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = OllamaFormat)]
+enum AnswerFormat {
+    /// `json`: any JSON object; empty: any text.
+    Word(String),
+    /// A JSON schema.
+    Schema(Map<String, Value>),
+}
+
+impl<'de> Deserialize<'de> for AnswerFormat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(word) if ["", "json"].contains(&&*word) => Ok(Self::Word(word)),
+            Value::Object(schema) => Ok(Self::Schema(schema)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                Err(D::Error::custom("expected \"json\" or a JSON schema"))
+            }
+        }
+    }
+}
+
+/// Whether the model thinks, or how hard.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected true, false, \"low\", \"medium\" or \"high\"")]
+#[schema(as = OllamaThink)]
+enum Think {
+    /// Whether.
+    Enabled(bool),
+    /// How hard.
+    #[schema(value_type = String)]
+    Effort(Effort),
+}
+
+impl OllamaFields {
+    /// Reads the fields, and notes those that have no effect.
+    pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
+        let mut notes = unsupported::check(object, |name| match name {
+            // The context never shifts: an answer that fills it ends.
+            "shift" => Some(Unused::Ignored),
+            name => REFUSED.iter().find(|field| field.name == name).map(Unused::Refused),
+        })?;
+        let options = Options::read(object.get("options"))?;
+        notes.extend(&options.notes);
+        let fields: Self = object.parse()?;
+        if fields.top_logprobs.is_some_and(|n| n > 0) && fields.logprobs != Some(true) {
+            notes.ignored("top_logprobs");
+        }
+        Ok(Self { options, notes, ..fields })
+    }
+
+    /// How the text is generated.
+    pub fn generation(&self) -> Result<Generation, ApiError> {
+        let top = self.top_logprobs.unwrap_or(0);
+        check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
+        Ok(Generation {
+            sampling: self.options.sampling.clone(),
+            seed: self.options.seed,
+            stop: self.options.stop.clone(),
+            max_tokens: self.options.max_tokens,
+            logprobs: self.logprobs.unwrap_or(false).then_some(top as usize),
+            stream: self.stream.unwrap_or(true),
+            received: self.received,
+            ..Generation::default()
+        })
+    }
+
+    /// The form of the answer; `None`: any text.
+    pub fn form(&self) -> Option<(&'static str, Form)> {
+        let form = match self.format.clone()? {
+            AnswerFormat::Word(word) => (!word.is_empty()).then_some(Form::JsonObject)?,
+            AnswerFormat::Schema(schema) => Form::JsonSchema { schema, strict: None },
+        };
+        Some(("format", form))
+    }
+
+    /// What is said about thoughts.
+    pub fn thinking(&self) -> ThinkingRequest {
+        match self.think {
+            None => ThinkingRequest::default(),
+            Some(Think::Enabled(on)) => ThinkingRequest { switch: Some(("think", on)), ..Default::default() },
+            Some(Think::Effort(effort)) => ThinkingRequest {
+                switch: (effort != Effort::None).then_some(("think", true)),
+                effort: Some(("think", effort)),
+                ..Default::default()
+            },
+        }
+    }
+
+    /// Whether the model is to think.
+    pub fn wants_thoughts(&self) -> bool {
+        match self.think {
+            None | Some(Think::Enabled(false) | Think::Effort(Effort::None)) => false,
+            Some(Think::Enabled(true) | Think::Effort(_)) => true,
+        }
+    }
+
+    /// An error where thoughts are wanted of a model that has none.
+    pub fn check_thinking(&self, name: &str, model: &ModelLease) -> Result<(), ApiError> {
+        if self.wants_thoughts() && !model.template.thinks() {
+            let message = format!("\"{name}\" does not support thinking: leave think out, or use another model");
+            return Err(ApiError::unsupported_by_model(message).with_param("think"));
+        }
+        Ok(())
+    }
+
+    /// Whether what the context has no room for is cut off.
+    pub fn truncates(&self) -> bool {
+        self.truncate.unwrap_or(true)
+    }
+}

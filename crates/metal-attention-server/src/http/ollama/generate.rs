@@ -1,0 +1,275 @@
+//! `/api/generate`: an answer to a prompt, or what comes after it, or what is between two texts.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use metal_attention::scheduler::{Client, Events};
+use metal_attention::tokenizer::EncodeOptions;
+use metal_attention_chat::{ChatTemplate, Message};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ErrorBody;
+use super::fields::OllamaFields;
+use super::models;
+use super::stream::{self, Answer, End, Part, Reader, respond};
+use crate::http::answer::Texts;
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::chat::{ChatJob, PromptEnd};
+use crate::http::job::fill_in;
+use crate::http::job::generation::{Generation, no_such_token};
+use crate::http::job::reply::Replies;
+use crate::http::job::tool_choice::Calls;
+use crate::http::models::ModelLease;
+use crate::http::notes::Notes;
+use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::{ApiError, App, openapi, prepare};
+
+/// What a generated text may ask for besides what it shares with chats.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct OllamaGenerateFields {
+    /// What the answer is to. Without it and without a suffix, the model is loaded.
+    prompt: Option<String>,
+    /// The text after the gap that is to be filled.
+    suffix: Option<String>,
+    /// Instructions before the prompt.
+    system: Option<String>,
+    /// The token ids that an answer before this one gave.
+    context: Option<Vec<u32>>,
+    /// Take the prompt as it is, without the model's template.
+    raw: Option<bool>,
+}
+
+/// How the prompt is made.
+#[derive(Debug, Clone)]
+enum Prompt {
+    /// There is none: the model is loaded.
+    Nothing,
+    /// As the user's message of a conversation, after the token ids of one before.
+    Message { before: Vec<u32>, job: Box<ChatJob> },
+    /// As it is.
+    Raw(String),
+    /// As what is before and after a gap.
+    Gap(String, String),
+}
+
+/// A request for a text.
+pub struct OllamaGenerateRequest {
+    model: String,
+    fields: OllamaFields,
+    generation: Generation,
+    prompt: Prompt,
+    notes: Notes,
+}
+
+impl FromJson for OllamaGenerateRequest {
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        let mut fields = OllamaFields::read(object)?;
+        let own: OllamaGenerateFields = object.parse()?;
+        let mut notes = fields.notes.clone();
+        let generation = fields.generation()?;
+        let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let (prompt, suffix, system) = (text(own.prompt), text(own.suffix), text(own.system));
+        let before = own.context.unwrap_or_default();
+        let prompt = match (prompt, suffix) {
+            (None, None) => Prompt::Nothing,
+            (prompt, Some(suffix)) => {
+                if system.is_some() {
+                    notes.ignored("system");
+                }
+                if !before.is_empty() {
+                    notes.ignored("context");
+                }
+                Prompt::Gap(prompt.unwrap_or_default(), suffix)
+            }
+            (Some(_), None) if own.raw == Some(true) && (system.is_some() || !before.is_empty()) => {
+                let message = "raw mode does not support system or context: put what they say into the prompt";
+                return Err(ApiError::field("raw", message));
+            }
+            (Some(prompt), None) if own.raw == Some(true) => Prompt::Raw(prompt),
+            (Some(prompt), None) => {
+                let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
+                let job = ChatJob {
+                    messages,
+                    calls: Calls::new(&[], None, true)?,
+                    form: fields.form(),
+                    thinking: fields.thinking(),
+                    end: PromptEnd::Answer,
+                    generation: generation.clone(),
+                    messages_field: "prompt",
+                    notes: notes.clone(),
+                };
+                Prompt::Message { before, job: Box::new(job) }
+            }
+        };
+        Ok(Self { model: models::required(fields.model.take())?, fields, generation, prompt, notes })
+    }
+}
+
+openapi::all_of!(OllamaGenerateRequest, OllamaGenerateFields, OllamaFields);
+
+/// The answer, or a line of it.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaGenerate)]
+pub struct GenerateAnswer {
+    /// The model, as the request calls it.
+    model: String,
+    /// The time.
+    created_at: String,
+    /// The text, or what is new of it.
+    response: String,
+    /// What the model thought.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    thinking: String,
+    /// Whether this is the end.
+    done: bool,
+    /// How the text ended, at its end.
+    #[serde(flatten)]
+    end: Option<End>,
+    /// The token ids of prompt and answer, at the end: with them the next request goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    context: Option<Vec<u32>>,
+    /// The log probabilities of its tokens, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    logprobs: Vec<ChatTokenLogprob>,
+}
+
+impl Answer for GenerateAnswer {
+    fn new(model: &str, part: Part) -> Self {
+        // There are no tools, so that no answer has calls.
+        let Part { content: response, thinking, calls: _, logprobs, context, end } = part;
+        Self {
+            model: model.to_owned(),
+            created_at: stream::now(),
+            response,
+            thinking,
+            done: end.is_some(),
+            end,
+            context,
+            logprobs,
+        }
+    }
+}
+
+/// Answers a prompt.
+#[utoipa::path(post, path = "/api/generate", tag = "ollama", request_body = OllamaGenerateRequest, responses(
+    (status = 200, description = "The text, whole or as a JSON object on each line",
+        content((GenerateAnswer = "application/json"), (String = "application/x-ndjson"))),
+    (status = 404, description = "There is no such model", body = ErrorBody)))]
+pub async fn generate(
+    State(app): State<App>,
+    client: Client,
+    request: Json<OllamaGenerateRequest>,
+) -> Result<Response, ApiError> {
+    let (name, keep_alive, mut notes) = (&request.model, request.fields.keep_alive, Notes::default());
+    if matches!(request.prompt, Prompt::Nothing) {
+        let is_loaded = models::load_or_unload(&app, name, keep_alive, &mut notes).await?;
+        return Ok(notes.attach(stream::without_text::<GenerateAnswer>(name, is_loaded)));
+    }
+    let model = models::lease(&app, name, keep_alive, &mut notes).await?;
+    request.fields.check_thinking(name, &model)?;
+    let reader = Reader::new(&model, name, request.fields.received);
+    let streamed = request.generation.stream;
+    let lease = model.clone();
+    let submitted = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
+    let Submitted { events, message, notes: more } = submitted;
+    notes.extend(&more);
+    let reader = match message {
+        Some((replies, prompt)) => reader.messages(replies).with_context(&prompt),
+        None => reader,
+    };
+    let texts = Texts::new(app, model, events);
+    Ok(notes.attach(respond::<GenerateAnswer>(texts, reader, streamed).await?))
+}
+
+/// A text that is being generated.
+struct Submitted {
+    events: Vec<Events>,
+    /// What reads it as a message, and the prompt's token ids; `None`: it is a text and nothing else.
+    message: Option<(Replies, Arc<[u32]>)>,
+    notes: Notes,
+}
+
+impl OllamaGenerateRequest {
+    /// Submits the request. Templates and tokens take time: not to be called on a thread that serves others.
+    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Submitted, ApiError> {
+        let mut submitted = match &self.prompt {
+            Prompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
+            Prompt::Message { before, job } => self.submit_message(before, job, app, model, client)?,
+            Prompt::Raw(prompt) => {
+                model.check_length(prompt, "prompt")?;
+                let options = EncodeOptions { add_special: true, parse_special: true };
+                self.submit_text(model.tokenizer.encode(prompt, options), app, model, client)?
+            }
+            Prompt::Gap(before, after) => {
+                let tokens = fill_in::tokens(model)?;
+                let before = fill_in::encode(model, before, "prompt")?;
+                let after = fill_in::encode(model, after, "suffix")?;
+                self.submit_text(fill_in::prompt(model, tokens, &[], &before, &after), app, model, client)?
+            }
+        };
+        self.fields.options.note_context(model, &mut submitted.notes);
+        Ok(submitted)
+    }
+
+    /// Submits a message after the end of `before` that leaves room for the answer: all that it may take, or a quarter of
+    /// the context.
+    fn submit_message(
+        &self,
+        before: &[u32],
+        job: &ChatJob,
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+    ) -> Result<Submitted, ApiError> {
+        let n_vocab = model.n_vocab();
+        if let Some(id) = before.iter().find(|&&id| id as usize >= n_vocab) {
+            return Err(no_such_token("context", id, n_vocab));
+        }
+        let mut cut = false;
+        let chat = match job.submit_after(before, app, model, client) {
+            Err(error) if error.code() == Some("context_length_exceeded") && self.fields.truncates() => {
+                let answer = self.generation.max_tokens.unwrap_or(usize::MAX).min(model.n_ctx / 4);
+                let room = (model.n_ctx - answer).saturating_sub(job.prompt(model)?.len());
+                if before.is_empty() || room == 0 {
+                    return Err(error);
+                }
+                cut = true;
+                job.submit_after(&before[before.len().saturating_sub(room)..], app, model, client)?
+            }
+            submitted => submitted?,
+        };
+        let mut notes = chat.notes;
+        if cut {
+            notes.truncated("context");
+        }
+        Ok(Submitted { events: chat.events, message: Some((chat.replies, chat.prompt)), notes })
+    }
+
+    /// Submits a text that goes on after `prompt`.
+    fn submit_text(
+        &self,
+        prompt: Vec<u32>,
+        app: &App,
+        model: &ModelLease,
+        client: Client,
+    ) -> Result<Submitted, ApiError> {
+        let mut notes = self.notes.clone();
+        if self.fields.wants_thoughts() {
+            notes.ignored("think");
+        }
+        let stop = self.generation.stop(model, &[]);
+        let mut request = self.generation.request(app, model, client, &prompt.into(), &stop, 0)?;
+        if let Some((field, form)) = self.fields.form() {
+            let plain = ChatTemplate::fallback(Arc::clone(&model.tokenizer));
+            let grammar = form.grammar(field, &model.grammars, &plain, "", &mut notes)?;
+            request.constraint = Some(Box::new(grammar));
+        }
+        let events = vec![model.scheduler.submit(request)?];
+        Ok(Submitted { events, message: None, notes })
+    }
+}

@@ -1,0 +1,390 @@
+//! The models that there are: `/api/tags`, `/api/ps` and `/api/show`, and the one that a request means.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::ErrorBody;
+use super::stream::rfc3339;
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::models::{Capabilities, Entry, KeepAlive, ModelCard, ModelDefaults, ModelLease};
+use crate::http::notes::Notes;
+use crate::http::{ApiError, App, apart};
+
+/// How long a model stays that is never unloaded: ollama writes a time that is as far away.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The name in a request, which has to have one.
+pub fn required(name: Option<String>) -> Result<String, ApiError> {
+    name.filter(|name| !name.is_empty()).ok_or_else(|| ApiError::field("model", "model is required: name one"))
+}
+
+/// The model that is called `name`, with or without `:latest`.
+pub async fn find(app: &App, name: &str) -> Result<Arc<Entry>, ApiError> {
+    let name = name.to_owned();
+    apart(app, move |app| app.models.find(&name).map_err(|error| not_found(&name, error))).await
+}
+
+/// Clients of ollama look for the words "not found".
+fn not_found(name: &str, error: ApiError) -> ApiError {
+    if error.status() != StatusCode::NOT_FOUND {
+        return error;
+    }
+    ApiError::not_found("model_not_found", format!("model '{name}' not found: {}", error.message())).with_param("model")
+}
+
+/// The model for a request that calls it `name`: waits until it is loaded. From now on it stays loaded for `keep_alive`
+/// after its requests; where clients may not change that, it is noted.
+pub async fn lease(
+    app: &App,
+    name: &str,
+    keep_alive: Option<KeepAlive>,
+    notes: &mut Notes,
+) -> Result<ModelLease, ApiError> {
+    let entry = find(app, name).await?;
+    let model = app.lease_entry(&entry, name).await?;
+    match keep_alive {
+        Some(keep_alive) if app.may_manage => model.set_keep_alive(keep_alive),
+        Some(_) => notes.ignored("keep_alive"),
+        None => {}
+    }
+    Ok(model)
+}
+
+/// Does what a request without a prompt asks for: unloads the model where it is to stay for no time, else loads it. Returns
+/// whether it is loaded.
+pub async fn load_or_unload(
+    app: &App,
+    name: &str,
+    keep_alive: Option<KeepAlive>,
+    notes: &mut Notes,
+) -> Result<bool, ApiError> {
+    if keep_alive == Some(KeepAlive::For(Duration::ZERO)) {
+        let entry = find(app, name).await?;
+        app.check_may_manage()?;
+        app.models.unload(&entry);
+        return Ok(false);
+    }
+    lease(app, name, keep_alive, notes).await?;
+    Ok(true)
+}
+
+/// The models.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaTags)]
+pub struct Tags {
+    /// Those that requests can name.
+    models: Vec<Tag>,
+}
+
+/// A model.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaTag)]
+struct Tag {
+    /// Its name.
+    name: String,
+    /// The same.
+    model: String,
+    /// When its file was changed last.
+    modified_at: String,
+    /// Bytes of its files.
+    size: u64,
+    /// SHA-256 of the file's metadata and tensor table.
+    digest: String,
+    /// What kind of model it is.
+    details: Details,
+}
+
+/// What kind of model it is.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaDetails)]
+struct Details {
+    /// Empty.
+    parent_model: &'static str,
+    /// `gguf`.
+    format: &'static str,
+    /// The architecture.
+    family: String,
+    /// The same.
+    families: Vec<String>,
+    /// How many weights it has, such as `7.6B`.
+    parameter_size: String,
+    /// The type of most of them.
+    quantization_level: String,
+}
+
+impl Details {
+    fn of(card: &ModelCard) -> Self {
+        Self {
+            parent_model: "",
+            format: "gguf",
+            family: card.architecture.clone(),
+            families: vec![card.architecture.clone()],
+            parameter_size: parameter_size(card.n_params),
+            quantization_level: card.quantization.clone(),
+        }
+    }
+}
+
+/// A number of weights, such as `7.6B`.
+fn parameter_size(n: u64) -> String {
+    const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")];
+    let unit = UNITS.into_iter().find(|(size, _)| n as f64 >= *size);
+    unit.map_or_else(|| n.to_string(), |(size, name)| format!("{:.1}{name}", n as f64 / size))
+}
+
+/// The name of a model with its tag.
+fn tagged(name: &str) -> String {
+    let has_tag = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
+    if has_tag { name.to_owned() } else { format!("{name}:latest") }
+}
+
+/// When the model's file was changed last, else when the server started.
+fn modified(app: &App, card: &ModelCard) -> String {
+    let time = card.modified.unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_secs(app.started));
+    rfc3339(Timestamp::try_from(time).unwrap_or_default())
+}
+
+/// The models whose files can be read, with what is known of them.
+fn known(models: Vec<Arc<Entry>>) -> impl Iterator<Item = (Arc<Entry>, ModelCard)> {
+    models.into_iter().filter_map(|entry| match entry.card() {
+        Ok(card) => Some((entry, card)),
+        Err(error) => {
+            tracing::warn!("the model {:?} is not listed: {error}", entry.main_name());
+            None
+        }
+    })
+}
+
+/// Lists the models that requests can name.
+#[utoipa::path(get, path = "/api/tags", tag = "ollama",
+    responses((status = 200, description = "The models", body = Tags)))]
+pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> {
+    let list = apart(&app, |app| {
+        let tag = |(entry, card): (Arc<Entry>, ModelCard)| Tag {
+            name: tagged(entry.main_name()),
+            model: tagged(entry.main_name()),
+            modified_at: modified(app, &card),
+            size: card.size,
+            details: Details::of(&card),
+            digest: card.digest,
+        };
+        Ok(Tags { models: known(app.models.list()).map(tag).collect() })
+    });
+    Ok(axum::Json(list.await?))
+}
+
+/// The models that are loaded.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaProcesses)]
+pub struct Processes {
+    /// Those that can answer now.
+    models: Vec<Process>,
+}
+
+/// A model that is loaded.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaProcess)]
+struct Process {
+    /// Its name.
+    name: String,
+    /// The same.
+    model: String,
+    /// Bytes of memory that are set aside for it.
+    size: u64,
+    /// SHA-256 of the file's metadata and tensor table.
+    digest: String,
+    /// What kind of model it is.
+    details: Details,
+    /// When it is unloaded if no other request comes.
+    expires_at: String,
+    /// Those of the bytes that are not the CPU's.
+    size_vram: u64,
+    /// Tokens each text has room for, its prompt included.
+    context_length: usize,
+}
+
+/// Lists the models that are loaded.
+#[utoipa::path(get, path = "/api/ps", tag = "ollama",
+    responses((status = 200, description = "The models", body = Processes)))]
+pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiError> {
+    let list = apart(&app, |app| {
+        let process = |(entry, card): (Arc<Entry>, ModelCard)| {
+            let loaded = app.models.loaded(&entry)?;
+            let status = app.models.status(&entry);
+            let bytes = |of: fn(&str) -> bool| -> u64 {
+                status.memory.iter().filter(|need| of(&need.device)).map(|need| need.bytes).sum()
+            };
+            let set_aside = bytes(|_| true);
+            Some(Process {
+                name: tagged(entry.main_name()),
+                model: tagged(entry.main_name()),
+                // Where nothing is known of the memory, the files tell the least of it.
+                size: if set_aside == 0 { card.size } else { set_aside },
+                details: Details::of(&card),
+                digest: card.digest,
+                expires_at: rfc3339(
+                    Timestamp::now().saturating_add(status.goes_in.unwrap_or(FOREVER)).unwrap_or_default(),
+                ),
+                size_vram: bytes(|device| !device.starts_with("cpu")),
+                context_length: loaded.n_ctx,
+            })
+        };
+        Ok(Processes { models: known(app.models.list()).filter_map(process).collect() })
+    });
+    Ok(axum::Json(list.await?))
+}
+
+/// A request to be told of a model.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[schema(as = OllamaShowRequest)]
+pub struct ShowRequest {
+    /// The model's name, with or without `:latest`.
+    #[schema(min_length = 1, max_length = 256)]
+    model: Option<String>,
+    /// The same, as older clients call it.
+    #[schema(min_length = 1, max_length = 256)]
+    name: Option<String>,
+}
+
+impl FromJson for ShowRequest {
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        object.parse()
+    }
+}
+
+/// What is known of a model.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OllamaShow)]
+pub struct Show {
+    /// The licence's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    license: Option<String>,
+    /// What it is made of, as a Modelfile.
+    modelfile: String,
+    /// What its requests have where they do not say otherwise: a name and a value on each line.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    parameters: String,
+    /// The source of its chat template.
+    template: String,
+    /// The system prompt of conversations without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    system: Option<String>,
+    /// What kind of model it is.
+    details: Details,
+    /// The file's metadata; null in place of lists.
+    #[schema(value_type = std::collections::BTreeMap<String, Value>)]
+    model_info: Map<String, Value>,
+    /// What it can do: `completion`, `tools`, `thinking`, `insert`, `embedding`.
+    capabilities: Vec<&'static str>,
+    /// When its file was changed last.
+    modified_at: String,
+}
+
+/// Tells of one model.
+#[utoipa::path(post, path = "/api/show", tag = "ollama", request_body = ShowRequest, responses(
+    (status = 200, description = "The model", body = Show),
+    (status = 404, description = "There is no such model", body = ErrorBody)))]
+pub async fn show(State(app): State<App>, request: Json<ShowRequest>) -> Result<axum::Json<Show>, ApiError> {
+    let name = required(request.model.clone().or_else(|| request.name.clone()))?;
+    let entry = find(&app, &name).await?;
+    let show = apart(&app, move |app| {
+        let card = entry.card().map_err(|error| {
+            ApiError::internal(format!("the file of the model {:?} cannot be read: {error}", entry.main_name()))
+        })?;
+        Ok(Show::of(app, &entry, &card))
+    });
+    Ok(axum::Json(show.await?))
+}
+
+impl Show {
+    fn of(app: &App, entry: &Entry, card: &ModelCard) -> Self {
+        let parameters = parameters(&entry.defaults);
+        let from = [format!("FROM {}", entry.main_name())];
+        let lines = parameters.iter().map(|(name, value)| format!("PARAMETER {name} {value}"));
+        let system = entry.defaults.system.iter().map(|system| format!("SYSTEM \"\"\"{system}\"\"\""));
+        let modelfile: Vec<_> = from.into_iter().chain(lines).chain(system).collect();
+        let parameters: Vec<_> = parameters.iter().map(|(name, value)| format!("{name:<30} {value}")).collect();
+        let mut model_info = card.metadata.clone();
+        model_info.insert("general.parameter_count".into(), card.n_params.into());
+        Self {
+            license: card.metadata.get("general.license").and_then(Value::as_str).map(str::to_owned),
+            modelfile: modelfile.join(
+                "
+",
+            ) + "
+",
+            parameters: parameters.join(
+                "
+",
+            ),
+            template: card.template.clone().unwrap_or_default(),
+            system: entry.defaults.system.clone(),
+            details: Details::of(card),
+            model_info,
+            capabilities: capabilities(card.capabilities),
+            modified_at: modified(app, card),
+        }
+    }
+}
+
+/// What requests have where they do not say otherwise, by ollama's names.
+fn parameters(defaults: &ModelDefaults) -> Vec<(&'static str, String)> {
+    let numbers = defaults.sampling.numbers().map(|(name, value)| (name, value.to_string()));
+    let most = defaults.max_tokens.map(|n| ("num_predict", n.to_string()));
+    let stop = defaults.stop.iter().map(|stop| ("stop", format!("{stop:?}")));
+    numbers.chain(most).chain(stop).collect()
+}
+
+/// ollama's names of what a model can do.
+fn capabilities(can: Capabilities) -> Vec<&'static str> {
+    let Capabilities { completion, tools, thinking, insert, embedding } = can;
+    let all = [
+        (completion, "completion"),
+        (tools, "tools"),
+        (thinking, "thinking"),
+        (insert, "insert"),
+        (embedding, "embedding"),
+    ];
+    all.into_iter().filter_map(|(can, name)| can.then_some(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_counted_in_thousands() {
+        for (n, text) in [
+            (999, "999"),
+            (260_032, "260.0K"),
+            (134_515_008, "134.5M"),
+            (7_615_616_512, "7.6B"),
+            (1_026_000_000_000, "1.0T"),
+        ] {
+            assert_eq!(parameter_size(n), text);
+        }
+    }
+
+    #[test]
+    fn names_have_tags() {
+        for (name, expected) in [
+            ("llama", "llama:latest"),
+            ("llama:1b", "llama:1b"),
+            ("a/b", "a/b:latest"),
+            ("hf:a/b", "hf:a/b:latest"),
+            ("hf.co/a/b:Q4_0", "hf.co/a/b:Q4_0"),
+        ] {
+            assert_eq!(tagged(name), expected);
+        }
+    }
+}
