@@ -7,7 +7,7 @@ use axum::middleware::Next;
 use serde::Serialize;
 
 use super::error::ErrorBody;
-use super::{ApiError, anthropic, ollama};
+use super::{ApiError, anthropic, llama_cpp, ollama};
 
 /// The interface that a path belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub enum Dialect {
     Anthropic,
     /// ollama's: `/api/...`.
     Ollama,
+    /// llama.cpp's own paths: `/completion`, `/infill`, `/props`, ...
+    LlamaCpp,
 }
 
 impl Dialect {
@@ -29,6 +31,8 @@ impl Dialect {
             Self::Anthropic
         } else if is_below("/api") {
             Self::Ollama
+        } else if llama_cpp::PATHS.iter().any(|base| is_below(base)) {
+            Self::LlamaCpp
         } else {
             Self::OpenAi
         }
@@ -43,6 +47,7 @@ impl Dialect {
             Self::OpenAi => json(&ErrorBody::of(error)),
             Self::Anthropic => json(&anthropic::ErrorBody::of(error)),
             Self::Ollama => json(&ollama::ErrorBody::of(error)),
+            Self::LlamaCpp => json(&llama_cpp::ErrorBody::of(error)),
         }
     }
 }
@@ -70,6 +75,11 @@ mod tests {
             ("/api/chat", Dialect::Ollama),
             ("/apix", Dialect::OpenAi),
             ("/v1/responses", Dialect::OpenAi),
+            ("/completion", Dialect::LlamaCpp),
+            ("/completions", Dialect::LlamaCpp),
+            ("/v1/completions", Dialect::OpenAi),
+            ("/chat/completions", Dialect::OpenAi),
+            ("/slots/0", Dialect::LlamaCpp),
             ("/", Dialect::OpenAi),
         ] {
             assert_eq!(Dialect::of_path(path), dialect, "{path}");

@@ -17,6 +17,16 @@ use super::connections::Full;
 pub struct ApiError {
     status: StatusCode,
     detail: ErrorDetail,
+    exceeded: Option<ExceededContext>,
+}
+
+/// A prompt that the context has no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExceededContext {
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Tokens there is room for.
+    pub n_ctx: usize,
 }
 
 /// The body of every answer that is no success.
@@ -45,7 +55,7 @@ impl ApiError {
     fn new(status: StatusCode, kind: &str, code: Option<&str>, message: impl Into<String>) -> Self {
         let message = shortened(message.into());
         let detail = ErrorDetail { message, kind: kind.into(), param: None, code: code.map(str::to_owned) };
-        Self { status, detail }
+        Self { status, detail, exceeded: None }
     }
 
     /// 400: the request itself is wrong.
@@ -179,6 +189,16 @@ impl ApiError {
         &self.detail.message
     }
 
+    /// The field that is at fault.
+    pub fn param(&self) -> Option<&str> {
+        self.detail.param.as_deref()
+    }
+
+    /// The prompt that the context has no room for, where that is the error and its tokens were counted.
+    pub fn exceeded(&self) -> Option<ExceededContext> {
+        self.exceeded
+    }
+
     /// A name for programs, such as `model_not_found`.
     pub fn code(&self) -> Option<&str> {
         self.detail.code.as_deref()
@@ -217,7 +237,10 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
             SubmitError::EngineFailed => Self::engine_failed(),
-            SubmitError::PromptTooLong { .. } => Self::invalid(message).with_code("context_length_exceeded"),
+            SubmitError::PromptTooLong { n_prompt, n_ctx, n_ctx_train: _ } => {
+                let error = Self::invalid(message).with_code("context_length_exceeded");
+                Self { exceeded: Some(ExceededContext { n_prompt, n_ctx }), ..error }
+            }
             SubmitError::NoText | SubmitError::NoLogits => Self::unsupported_by_model(message),
             SubmitError::TooManyTexts { .. } => Self::invalid(message).with_code("too_many_texts"),
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {

@@ -67,7 +67,7 @@ pub async fn check_room(request: Request, next: Next) -> Response {
 }
 
 /// Paths that are answered however many connections there are.
-const WATCHED_PATHS: [&str; 3] = ["/health", "/ready", "/metrics"];
+const WATCHED_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/metrics"];
 
 /// A method of the standard; others may be anything.
 fn method_name(method: &Method) -> &str {

@@ -56,7 +56,7 @@ const fn limit(field: &'static str, values: usize, bytes: usize) -> Limit {
 }
 
 /// Fields that may hold more or less than [`OTHERS`].
-const LIMITS: [Limit; 12] = [
+const LIMITS: [Limit; 22] = [
     limit("prompt", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("tokens", MAX_IDS + 1, usize::MAX),
@@ -67,6 +67,16 @@ const LIMITS: [Limit; 12] = [
     limit("response_format", 8 << 10, 256 << 10),
     limit("output_config", 8 << 10, 256 << 10),
     limit("output_format", 8 << 10, 256 << 10),
+    limit("json_schema", 8 << 10, 256 << 10),
+    limit("guided_json", 8 << 10, 256 << 10),
+    limit("structured_outputs", 8 << 10, 256 << 10),
+    limit("guided_choice", 8 << 10, 256 << 10),
+    limit("grammar", 64, 256 << 10),
+    limit("guided_grammar", 64, 256 << 10),
+    limit("ebnf", 64, 256 << 10),
+    limit("guided_regex", 64, 64 << 10),
+    limit("regex", 64, 64 << 10),
+    limit("response_fields", 64, 64 << 10),
     limit("chat_template_kwargs", 1 << 10, 64 << 10),
     limit("stream_options", 64, 64 << 10),
 ];
@@ -77,7 +87,14 @@ const OTHERS: Limit = limit("", 64 << 10, usize::MAX);
 /// Fields whose values are schemas, which take far longer to follow than to read.
 const SCHEMAS: [&str; 5] = ["tools", "response_format", "format", "output_config", "output_format"];
 
-/// Checks that the fields of `object` hold no more than they may. Returns how many values its schemas have.
+/// Fields whose texts may be grammars or schemas: a byte is as much work as a schema's value.
+#[rustfmt::skip]
+const GRAMMARS: [&str; 9] = [
+    "grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex",
+    "ebnf",
+];
+
+/// Checks that the fields of `object` hold no more than they may. Returns how many values its schemas and grammars have.
 pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
     let mut schema_values = 0;
     for (field, value) in object.fields() {
@@ -90,6 +107,9 @@ pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
         read.map_err(|error| ApiError::invalid(format!("the body is no JSON: in {field}, {error}")))?;
         if SCHEMAS.contains(&field) {
             schema_values += count.values;
+        }
+        if GRAMMARS.contains(&field) {
+            schema_values += count.values + count.bytes;
         }
     }
     Ok(schema_values)

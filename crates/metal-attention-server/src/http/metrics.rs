@@ -11,10 +11,9 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::{BATCH_SIZE_BUCKETS, Metrics};
 
-use super::App;
 use super::connections::Connections;
 use super::error::ErrorBody;
-use super::vllm_metrics;
+use super::{App, llama_cpp, vllm_metrics};
 
 /// Upper bounds in seconds of the buckets of times.
 const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
@@ -83,6 +82,7 @@ pub async fn metrics(State(app): State<App>) -> Response {
         .collect();
     let mut text = render(&app.metrics, &app.connections, app.bodies.bytes(), &models);
     text += &vllm_metrics::render(app.started, &models);
+    text += &llama_cpp::metrics::render(&models);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -141,7 +141,7 @@ impl Lines {
     }
 
     /// A value of each model.
-    fn each<T: std::fmt::Display>(
+    pub(super) fn each<T: std::fmt::Display>(
         &mut self,
         models: &[ModelMetrics],
         (name, kind, help): (&str, &str, &str),

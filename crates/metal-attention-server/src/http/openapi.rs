@@ -9,7 +9,7 @@ use utoipa::openapi::{
 
 use super::dialect::Dialect;
 use super::error::ErrorBody;
-use super::{HttpOptions, anthropic, ollama};
+use super::{HttpOptions, anthropic, llama_cpp, ollama};
 
 /// Makes the schema of a request that is read as several types.
 macro_rules! all_of {
@@ -50,6 +50,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
     components.schemas.extend(schemas::<ErrorBody>());
     components.schemas.extend(schemas::<anthropic::ErrorBody>());
     components.schemas.extend(schemas::<ollama::ErrorBody>());
+    components.schemas.extend(schemas::<llama_cpp::ErrorBody>());
     let asks_for_key = !options.keys.is_empty();
     if asks_for_key {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
@@ -75,9 +76,6 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
                 add_error(operation, "408", "The request's body did not arrive in time");
                 add_error(operation, "413", "The request's body is too long");
                 add_error(operation, "503", "The model is loading, or the server shuts down");
-            }
-            let generates = path.starts_with("/v1/") || path.starts_with("/api/");
-            if is_post && (generates || ["/rerank", "/infill"].contains(&path.as_str())) {
                 add_error(operation, "429", "Too many requests wait already");
                 add_error(operation, "504", "The request took too long");
             }
@@ -91,7 +89,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
 }
 
 /// Paths that need no key, whatever the options.
-pub const OPEN_PATHS: [&str; 3] = ["/health", "/ready", "/openapi.json"];
+pub const OPEN_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/openapi.json"];
 
 /// The operations of a path, and whether each has a body.
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool)> {
@@ -112,6 +110,7 @@ fn error_body(dialect: Dialect) -> Ref {
         Dialect::OpenAi => ErrorBody::name(),
         Dialect::Anthropic => anthropic::ErrorBody::name(),
         Dialect::Ollama => ollama::ErrorBody::name(),
+        Dialect::LlamaCpp => llama_cpp::ErrorBody::name(),
     })
 }
 

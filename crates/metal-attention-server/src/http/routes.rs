@@ -10,10 +10,10 @@ use axum::routing::{any, get};
 use axum::{Router, body::Body};
 use futures_util::FutureExt;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
-use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
-use super::llama_cpp::{infill, tokens};
+use super::llama_cpp::{completion, infill, props, slots, template, tokens};
 use super::openai::{chat, completions, embeddings, models, rerank};
 use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, ollama, openapi, page};
 
@@ -21,15 +21,22 @@ use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, ol
 pub fn router(app: &App, checks_host: bool) -> Router {
     let mut closed = OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(chat::chat_completions))
+        .routes(at("/chat/completions", routes!(chat::chat_completions)))
         .routes(routes!(completions::completions))
         .routes(routes!(anthropic::messages))
         .routes(routes!(anthropic::count_tokens))
-        .routes(routes!(infill::infill))
         .routes(routes!(embeddings::embeddings))
+        .routes(at("/embeddings", routes!(embeddings::embeddings)))
         .routes(routes!(rerank::rerank))
-        .routes(routes!(rerank::rerank_of_llama_cpp))
+        .routes(at("/v1/reranking", routes!(rerank::rerank)))
+        .routes(at("/rerank", routes!(rerank::rerank)))
+        .routes(at("/reranking", routes!(rerank::rerank)))
         .routes(routes!(models::models))
+        .routes(at("/models", routes!(models::models)))
         .routes(routes!(models::model))
+        .routes(routes!(completion::completion))
+        .routes(at("/completions", routes!(completion::completion)))
+        .routes(routes!(infill::infill))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
         .routes(routes!(ollama::chat::chat))
@@ -45,8 +52,14 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .routes(routes!(ollama::manage::pull))
         .routes(routes!(ollama::version::version))
         .route("/api/push", any(ollama::manage::not_supported))
-        .route("/api/blobs/{digest}", any(ollama::manage::not_supported));
-    let mut open = OpenApiRouter::new().routes(routes!(health::health)).routes(routes!(health::ready));
+        .route("/api/blobs/{digest}", any(ollama::manage::not_supported))
+        .routes(routes!(template::apply_template))
+        .routes(routes!(props::props))
+        .routes(routes!(slots::slots));
+    let mut open = OpenApiRouter::new()
+        .routes(routes!(health::health))
+        .routes(at("/v1/health", routes!(health::health)))
+        .routes(routes!(health::ready));
     let metrics_of = if app.options.open_metrics { &mut open } else { &mut closed };
     *metrics_of = std::mem::take(metrics_of).routes(routes!(metrics::metrics));
     let closed = closed.route_layer(from_fn_with_state(app.clone(), guard::check_key));
@@ -67,10 +80,23 @@ pub fn router(app: &App, checks_host: bool) -> Router {
     layers(router, app, checks_host).with_state(app.clone())
 }
 
+/// The route of `handler` at another path, as llama.cpp has OpenAI's.
+fn at(path: &str, handler: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
+    let (schemas, mut paths, methods) = handler;
+    paths.paths = std::mem::take(&mut paths.paths).into_values().map(|item| (path.to_owned(), item)).collect();
+    for item in paths.paths.values_mut() {
+        for operation in item.get.iter_mut().chain(&mut item.post) {
+            operation.operation_id = operation.operation_id.take().map(|id| format!("{id}{}", path.replace('/', "_")));
+        }
+    }
+    (schemas, paths, methods)
+}
+
 /// What those that watch over the server read, and nothing else: without a key, and with room of its own.
 pub fn watchers_router(app: &App, checks_host: bool) -> Router {
     let router = Router::new()
         .route("/health", get(health::health))
+        .route("/v1/health", get(health::health))
         .route("/ready", get(health::ready))
         .route("/metrics", get(metrics::metrics))
         .fallback(not_found)

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::ApiError;
 use super::body::Object;
@@ -40,11 +40,13 @@ pub enum Neutral {
     True,
     /// A number.
     Number(f64),
+    /// All numbers below 0.
+    Negative,
     /// A string, a list of it alone, or an object with it as `type`.
     Word(&'static str),
 }
 
-use Neutral::{Number, True, Word};
+use Neutral::{Negative, Number, True, Word};
 
 /// Refuses a request that asks for something by a field that `unused` refuses. Notes the fields that are passed over.
 /// `unused` knows a dialect's fields by their names; it says nothing of those that are used, or unknown.
@@ -104,15 +106,15 @@ impl<'de> Visitor<'de> for Asks {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<bool, E> {
-        Ok(self.unless(Number(value)))
+        Ok(self.unless(Number(value)) && (value >= 0.0 || self.unless(Negative)))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<bool, E> {
-        Ok(self.unless(Number(value as f64)))
+    fn visit_i64<E: Error>(self, value: i64) -> Result<bool, E> {
+        self.visit_f64(value as f64)
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<bool, E> {
-        Ok(self.unless(Number(value as f64)))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<bool, E> {
+        self.visit_f64(value as f64)
     }
 
     fn visit_str<E>(self, value: &str) -> Result<bool, E> {

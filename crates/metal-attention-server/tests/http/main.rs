@@ -5,6 +5,7 @@ mod client;
 mod defects;
 #[path = "../../../../tests/common/encoder.rs"]
 mod encoder;
+mod llama_cpp;
 mod messages;
 mod no_numbers;
 mod ollama;
@@ -448,7 +449,7 @@ fn the_description_is_that_of_the_routes() {
     let description = server.get("/openapi.json").json();
     assert_eq!(description["openapi"], "3.1.0");
     let paths: Vec<&str> = description["paths"].as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(paths.len(), 15, "{paths:?}");
+    assert_eq!(paths.len(), 26, "{paths:?}");
     for path in paths {
         let item = description["paths"][path].as_object().unwrap();
         for method in item.keys() {

@@ -321,7 +321,7 @@ fn gaps_between_texts_are_filled() {
     let wrong = |more: Value| server.post("/infill", &ask(more)).error();
     assert_eq!(wrong(json!({"input_prefix": 1})).1, "input_prefix");
     assert_eq!(wrong(json!({"n": 2})).1, "n");
-    assert_eq!(wrong(json!({"suffix": "x"})), (400, json!("suffix"), json!("unsupported_parameter")));
+    assert_eq!(wrong(json!({"suffix": "x"})), (400, json!("suffix"), json!(400)));
 }
 
 #[test]

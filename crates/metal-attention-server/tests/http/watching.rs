@@ -18,7 +18,7 @@ fn with_key() -> HttpOptions {
 }
 
 /// A server for two requests at once, whose engine stands still while `Wrapped::gate` is locked.
-fn held_up(options: HttpOptions) -> (Server, Wrapped) {
+pub fn held_up(options: HttpOptions) -> (Server, Wrapped) {
     held_up_with(Model::built_in().unwrap(), options)
 }
 
@@ -38,10 +38,10 @@ pub fn held_up_with(model: Model, options: HttpOptions) -> (Server, Wrapped) {
 #[test]
 fn watchers_need_no_key_and_get_nothing_else() {
     let server = Server::new(with_key());
-    for path in ["/health", "/ready", "/metrics"] {
+    for path in ["/health", "/v1/health", "/ready", "/metrics"] {
         assert_eq!(server.watched(path).status, 200, "{path}");
     }
-    for path in ["/", "/v1/models", "/v1/completions", "/tokenize", "/openapi.json"] {
+    for path in ["/", "/v1/models", "/v1/completions", "/embeddings", "/openapi.json"] {
         assert_eq!(server.watched(path).error(), (404, Value::Null, json!("route_not_found")), "{path}");
     }
     assert_eq!(server.get("/metrics").status, 401);

@@ -211,6 +211,7 @@ impl<'t> Engine<'t> {
         let mut metrics = self.shared.metrics();
         metrics.requests.failed += n_embeddings;
         (metrics.running, metrics.waiting, metrics.pages_running) = (0, 0, 0);
+        metrics.texts.clear();
         // Nobody finds anything in its cache any more.
         (metrics.pages_used, metrics.pages_free, metrics.states) = (0, 0, StateUse::default());
     }
@@ -241,5 +242,7 @@ impl<'t> Engine<'t> {
         metrics.pages_running = pages_running;
         metrics.page_len = pages.page_len;
         metrics.states = pages.states;
+        metrics.texts.clear();
+        metrics.texts.extend(self.running.iter().map(|r| r.text.progress(self.pass.n_past(r.seq))));
     }
 }

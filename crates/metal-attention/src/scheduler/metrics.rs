@@ -44,6 +44,23 @@ pub struct Metrics {
     pub page_len: usize,
     /// Recurrent states of texts there are now, and room for; none where no layer keeps one.
     pub states: StateUse,
+    /// The texts that run now, in the order in which they got their places. Embeddings are not among them.
+    pub texts: Vec<RunningText>,
+}
+
+/// How far a text is that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunningText {
+    /// Tokens of its prompt.
+    pub n_prompt: usize,
+    /// Those of them that were in the KV cache already.
+    pub n_cached: usize,
+    /// Tokens of it that are in the KV cache now.
+    pub n_evaluated: usize,
+    /// Tokens that were generated.
+    pub n_generated: usize,
+    /// Most tokens to generate.
+    pub max_tokens: Option<usize>,
 }
 
 /// Requests by how they ended.
@@ -120,6 +137,7 @@ impl Metrics {
             pages_running,
             page_len,
             states: StateUse { total, free, checkpoints },
+            texts,
         } = other;
         self.prompt_tokens += prompt_tokens;
         self.cached_tokens += cached_tokens;
@@ -139,6 +157,7 @@ impl Metrics {
         self.states.total += total;
         self.states.free += free;
         self.states.checkpoints += checkpoints;
+        self.texts.extend(texts);
     }
 
     /// Counts a step over `n` tokens.

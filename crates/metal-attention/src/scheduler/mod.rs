@@ -62,7 +62,7 @@ use queue::{EmbeddingRequest, Shared, Submission, Wanted};
 
 pub use blocks::{BlockId, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
-pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes};
+pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, RunningText};
 pub use replicas::Replicas;
 pub use request::{Client, Completion, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
 

@@ -143,6 +143,11 @@ impl Replicas {
         self.all.len()
     }
 
+    /// Texts that run at once, on all replicas together.
+    pub fn n_slots(&self) -> usize {
+        self.all.len().saturating_mul(self.n_parallel)
+    }
+
     /// How many of them met a defect and have ended.
     pub fn n_failed(&self) -> usize {
         self.all.iter().filter(|replica| replica.scheduler.defect().is_some()).count()

@@ -41,6 +41,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Choose no token that ends the text before there are so many others.
     pub min_tokens: usize,
+    /// The text ends at the first line break after this time since its first token: a completion in an editor that takes too
+    /// long is of use up to a line's end.
+    pub line_end_after: Option<Duration>,
     /// Added to the logits of these tokens, besides the bias in `sampling`; -inf forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
     /// `Some(n)`: tell the log probability of each token, and the `n` most probable ones.
@@ -113,7 +116,7 @@ pub struct TokenLogprobs {
 pub enum FinishReason {
     /// The model chose a token that ends the text, or the constraint was complete.
     EndOfText,
-    /// As many tokens as were asked for.
+    /// As many tokens as were asked for, or as much time as there was for them.
     Length,
     /// One of the stop strings.
     StopString,

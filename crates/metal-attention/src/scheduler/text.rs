@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::choice::{Allowed, Need, Scores, choose, is_number, need};
 use crate::constraint::Constraining;
@@ -13,7 +13,9 @@ use crate::{TextStream, highest};
 use tokio::sync::mpsc;
 
 use super::queue::{Submission, Ticket};
-use super::{Client, Event, FinishReason, RequestError, RequestTimings, TokenLogprobs, Usage, panic_message};
+use super::{
+    Client, Event, FinishReason, RequestError, RequestTimings, RunningText, TokenLogprobs, Usage, panic_message,
+};
 
 /// Where a text is after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub(super) struct Text<'t> {
     max_tokens: Option<usize>,
     /// No token that ends the text is chosen before there are so many others.
     min_tokens: usize,
+    /// The text ends at the first line break after this time since its first token.
+    line_end_after: Option<Duration>,
     /// Tokens that end the text besides those of the vocabulary.
     stop_ids: Arc<[u32]>,
     /// Tokens that are not chosen before there are so many others: all that end the text.
@@ -94,6 +98,7 @@ impl<'t> Text<'t> {
             stream: TextStream::new(tokenizer, &request.prompt, request.stop.to_vec()),
             max_tokens: request.max_tokens,
             min_tokens: request.min_tokens,
+            line_end_after: request.line_end_after,
             forbidden_first: tokenizer.end_of_generation().iter().chain(&*request.stop_ids).copied().collect(),
             forbidden_later: if request.ignore_eos { tokenizer.end_of_generation().into() } else { Arc::default() },
             stop_ids: request.stop_ids,
@@ -126,6 +131,12 @@ impl<'t> Text<'t> {
     /// Tokens generated so far.
     pub fn n_generated(&self) -> usize {
         self.ids.len() - self.n_prompt
+    }
+
+    /// How far the text is, with `n_evaluated` of its tokens in the KV cache.
+    pub fn progress(&self, n_evaluated: usize) -> RunningText {
+        let (n_prompt, n_cached) = (self.n_prompt, self.n_cached);
+        RunningText { n_prompt, n_cached, n_evaluated, n_generated: self.n_generated(), max_tokens: self.max_tokens }
     }
 
     /// Whether nobody listens any more.
@@ -228,18 +239,24 @@ impl<'t> Text<'t> {
         self.ids.push(id);
         self.sampler.accept(id);
         let (text, stopped) = self.stream.push(id);
+        let is_late = text.contains('\n') && self.is_late();
         self.tell(Event::Token { id, text, logprobs });
         Ok(if stopped {
             Progress::Finished(FinishReason::StopString)
         } else if self.constraint.as_ref().is_some_and(Constraining::is_complete) {
             Progress::Finished(FinishReason::EndOfText)
-        } else if self.max_tokens.is_some_and(|most| self.n_generated() >= most) {
+        } else if is_late || self.max_tokens.is_some_and(|most| self.n_generated() >= most) {
             Progress::Finished(FinishReason::Length)
         } else if self.ids.len() > n_ctx {
             Progress::Finished(FinishReason::ContextFull)
         } else {
             Progress::Goes
         })
+    }
+
+    /// Whether the text had its time, and ends with its line.
+    fn is_late(&self) -> bool {
+        self.line_end_after.zip(self.first_token).is_some_and(|(time, first)| first.elapsed() >= time)
     }
 
     /// Tells the client, now or at the end. Where nobody listens any more, the next look at all texts finds out.

@@ -67,6 +67,21 @@ fn the_end_of_the_text_can_be_chosen_and_forbidden() {
 }
 
 #[test]
+fn a_text_that_has_had_its_time_ends_with_its_line() {
+    let (model, scheduler) = stories(1);
+    let prompt = encode(&model, "Once upon a time");
+    let text = |line_end_after| {
+        let request = Request { line_end_after, ignore_eos: true, ..greedy(prompt.clone(), 200) };
+        read(scheduler.submit(request).unwrap())
+    };
+    let whole = text(None);
+    let line = whole.text.find('\n').unwrap() + 1;
+    let first_line = text(Some(Duration::ZERO));
+    assert_eq!((&*first_line.text, first_line.reason), (&whole.text[..line], Some(FinishReason::Length)));
+    assert_eq!(text(Some(Duration::from_secs(3600))).text, whole.text);
+}
+
+#[test]
 fn a_text_has_the_least_number_of_tokens_that_is_asked_for() {
     let (model, scheduler) = stories(1);
     let eos = model.tokenizer().unwrap().eos().unwrap();

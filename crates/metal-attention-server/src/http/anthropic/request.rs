@@ -2,6 +2,7 @@
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention_chat::{Effort, Tool};
+use metal_attention_grammar::Form;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -11,7 +12,8 @@ use super::conversation::{SentMessage, conversation, prompt_end};
 use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
-use crate::http::job::chat::{ChatJob, Form};
+use crate::http::job::chat::ChatJob;
+use crate::http::job::form::AskedForm;
 use crate::http::job::generation::Generation;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
@@ -176,12 +178,12 @@ impl MessagesFields {
     }
 
     /// What the text must look like, and the field that says so.
-    fn form(&self) -> Option<(&'static str, Form)> {
+    fn form(&self) -> Option<AskedForm> {
         let format = self.output_config.as_ref().and_then(|OnlyObject(config)| config.format.as_ref());
         let formats = [("output_config.format.schema", format), ("output_format.schema", self.output_format.as_ref())];
         formats.into_iter().find_map(|(field, format)| match format? {
             OutputFormat::JsonSchema { schema } => {
-                Some((field, Form::JsonSchema { schema: schema.clone(), strict: None }))
+                Some((field, Form::JsonSchema { schema: Value::Object(schema.clone()), strict: None }))
             }
         })
     }
@@ -388,7 +390,7 @@ mod tests {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let format = json!({"type": "json_schema", "schema": schema});
         let form = |more: Value| read(more).unwrap().job.form;
-        let expected = Form::JsonSchema { schema: schema.as_object().unwrap().clone(), strict: None };
+        let expected = Form::JsonSchema { schema: schema.clone(), strict: None };
         let config = json!({"output_config": {"format": format, "task_budget": {"type": "tokens"}}});
         assert_eq!(form(config), Some(("output_config.format.schema", expected.clone())));
         assert_eq!(form(json!({"output_format": format})), Some(("output_format.schema", expected)));

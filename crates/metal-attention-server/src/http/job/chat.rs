@@ -6,10 +6,10 @@ use std::sync::Arc;
 use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, Role};
-use metal_attention_grammar::{Grammar, GrammarError, Grammars};
-use serde_json::{Map, Value};
+use metal_attention_chat::{Continuation, Message, RenderRequest, Role};
+use metal_attention_grammar::Grammar;
 
+use super::form::{self, AskedForm};
 use super::generation::Generation;
 use super::guide::{Guide, Wanted, tokens_within};
 use super::reply::{Replies, Reply};
@@ -27,7 +27,7 @@ pub struct ChatJob {
     /// The functions that the answer may call.
     pub calls: Calls,
     /// What the answer must look like, and the field that says so.
-    pub form: Option<(&'static str, Form)>,
+    pub form: Option<AskedForm>,
     /// What is said about thoughts, and the template's variables.
     pub thinking: ThinkingRequest,
     /// How the prompt ends.
@@ -49,56 +49,6 @@ pub enum PromptEnd {
     Message,
     /// In the last message, which the answer goes on with.
     WithinMessage,
-}
-
-/// What an answer must look like.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Form {
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that follows a schema.
-    JsonSchema {
-        /// The schema.
-        schema: Map<String, Value>,
-        /// Whether objects hold what they name and nothing else where they do not say `additionalProperties`: true, all;
-        /// false, none; `None`, those that name any properties.
-        strict: Option<bool>,
-    },
-}
-
-impl Form {
-    /// The grammar of an answer to `prompt`, which `template` has rendered. `field` is the one that describes the form.
-    pub fn grammar(
-        &self,
-        field: &str,
-        grammars: &Grammars,
-        template: &ChatTemplate,
-        prompt: &str,
-        notes: &mut Notes,
-    ) -> Result<Grammar, ApiError> {
-        let mut left_out = Vec::new();
-        let grammar = match self {
-            Self::JsonObject => grammars.json_object(template, prompt),
-            Self::JsonSchema { schema, strict } => {
-                let schema = Value::Object(schema.clone());
-                grammars.json_schema(template, prompt, &schema, *strict, &mut left_out)
-            }
-        };
-        followed(field, grammar, left_out, notes)
-    }
-}
-
-/// A grammar that the field `param` asks for. Notes what it leaves out.
-fn followed(
-    param: &str,
-    grammar: Result<Grammar, GrammarError>,
-    left_out: Vec<String>,
-    notes: &mut Notes,
-) -> Result<Grammar, ApiError> {
-    for place in left_out {
-        notes.schema_unsupported(place);
-    }
-    grammar.map_err(|why| ApiError::field(param, format!("{param} cannot be followed: {why}")))
 }
 
 /// The answers to a [`ChatJob`] as they are generated.
@@ -177,7 +127,8 @@ impl ChatJob {
             self.follow(grammar, &model.tokenizer, field)?;
         }
         let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&continuation.prompt.text));
-        let may_think = self.end == PromptEnd::Answer && !has_thought;
+        let is_whole = self.form.as_ref().is_some_and(|(field, _)| form::is_whole(field));
+        let may_think = self.end == PromptEnd::Answer && !has_thought && !is_whole;
         let (mut events, mut replies) = (Vec::new(), Vec::new());
         for choice in 0..n {
             let mut request = self.generation.request(app, model, client, &ids, &stop, choice)?;
@@ -251,21 +202,21 @@ impl ChatJob {
         thinking: bool,
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
+        let mut left_out = Vec::new();
         // A prompt that ends in thoughts which have begun before is to the grammar as one that begins them.
         let prompt = match model.template.reasoning() {
             Some(markers) if thinking => markers.start,
             Some(_) | None => &continuation.prompt.text,
         };
         let Calls { tools, parallel, .. } = &self.calls;
-        match &self.form {
-            Some((field, form)) => form.grammar(field, &model.grammars, &model.template, prompt, notes).map(Some),
+        let (field, grammar) = match &self.form {
+            Some((field, form)) => (*field, model.grammars.form(&model.template, prompt, form, &mut left_out)),
             None if self.calls.required => {
-                let mut left_out = Vec::new();
-                let grammar = model.grammars.calls(&model.template, prompt, tools, *parallel, &mut left_out);
-                followed("tools", grammar, left_out, notes).map(Some)
+                ("tools", model.grammars.calls(&model.template, prompt, tools, *parallel, &mut left_out))
             }
-            None => Ok(None),
-        }
+            None => return Ok(None),
+        };
+        form::followed(field, grammar, left_out, notes).map(Some)
     }
 }
 

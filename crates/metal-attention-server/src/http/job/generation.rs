@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::{Client, Request};
 
@@ -35,6 +35,8 @@ pub struct Generation {
     pub min_tokens: usize,
     /// No token that ends the text is chosen.
     pub ignore_eos: bool,
+    /// The text ends at the first line break after this time since its first token.
+    pub line_end_after: Option<Duration>,
     /// Texts to generate after each prompt.
     pub n: u32,
     /// Report the log probability of each token and of this many of the likeliest.
@@ -58,6 +60,7 @@ impl Default for Generation {
             max_tokens: None,
             min_tokens: 0,
             ignore_eos: false,
+            line_end_after: None,
             n: 1,
             logprobs: None,
             prompt_logprobs: None,
@@ -92,6 +95,7 @@ impl Generation {
             stop_ids: self.stop_ids(n_vocab)?,
             ignore_eos: self.ignore_eos,
             min_tokens: self.min_tokens,
+            line_end_after: self.line_end_after,
             logit_bias: match &self.logit_bias {
                 Some(bias) => bias.of_tokens(&model.tokenizer, n_vocab)?,
                 None => Vec::new(),

@@ -7,6 +7,7 @@
 pub mod answer;
 pub mod chat;
 pub mod fill_in;
+pub mod form;
 pub mod generation;
 mod guide;
 pub mod logit_bias;

@@ -1,7 +1,7 @@
 //! `/tokenize` and `/detokenize`: text to token ids and back.
 
 use axum::extract::State;
-use metal_attention::tokenizer::EncodeOptions;
+use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -20,6 +20,8 @@ pub struct TokenizeRequest {
     add_special: Option<bool>,
     /// Turn the text of special tokens into these tokens; without a word about it, yes.
     parse_special: Option<bool>,
+    /// Tell what each token writes, too.
+    with_pieces: Option<bool>,
 }
 
 impl FromJson for TokenizeRequest {
@@ -30,13 +32,58 @@ impl FromJson for TokenizeRequest {
 
 /// Token ids.
 #[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppTokens)]
 pub struct Tokens {
-    /// The ids.
-    tokens: Vec<u32>,
+    /// Their ids, or ids with what they write.
+    tokens: Vec<Token>,
+}
+
+/// A token.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppToken)]
+#[serde(untagged)]
+enum Token {
+    /// Its id.
+    Id(u32),
+    /// With what it writes.
+    Piece(TokenPiece),
+}
+
+/// A token and what it writes.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = LlamaCppTokenPiece)]
+struct TokenPiece {
+    /// The token's id.
+    id: u32,
+    /// What it writes.
+    piece: Piece,
+}
+
+/// What a token writes.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = LlamaCppPiece)]
+#[serde(untagged)]
+enum Piece {
+    /// A text.
+    Text(String),
+    /// Bytes that are no text: a part of a character.
+    Bytes(Vec<u8>),
+}
+
+impl TokenPiece {
+    fn new(tokenizer: &Tokenizer, id: u32) -> Self {
+        let piece = match String::from_utf8(tokenizer.token_bytes(id).to_vec()) {
+            // A token that writes nothing has a spelling of its own.
+            Ok(text) if text.is_empty() => Piece::Text(tokenizer.token_text(id).unwrap_or_default().to_owned()),
+            Ok(text) => Piece::Text(text),
+            Err(error) => Piece::Bytes(error.into_bytes()),
+        };
+        Self { id, piece }
+    }
 }
 
 /// Turns text into token ids.
-#[utoipa::path(post, path = "/tokenize", tag = "tokens", request_body = TokenizeRequest,
+#[utoipa::path(post, path = "/tokenize", tag = "llama.cpp", request_body = TokenizeRequest,
     responses((status = 200, description = "The token ids", body = Tokens)))]
 pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) -> Result<axum::Json<Tokens>, ApiError> {
     let options = EncodeOptions {
@@ -50,7 +97,10 @@ pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) ->
             let message = format!("content has {n} bytes; at most {MAX_UNCLEAR_BYTES} are allowed");
             return Err(ApiError::field("content", message));
         }
-        Ok(model.tokenizer.encode(&request.content, options))
+        let ids = model.tokenizer.encode(&request.content, options);
+        let with_pieces = request.with_pieces.unwrap_or(false);
+        let token = |id| if with_pieces { Token::Piece(TokenPiece::new(&model.tokenizer, id)) } else { Token::Id(id) };
+        Ok(ids.into_iter().map(token).collect())
     };
     let tokens = prepare(&app, request, encode).await?;
     Ok(axum::Json(Tokens { tokens }))
@@ -75,13 +125,14 @@ impl FromJson for DetokenizeRequest {
 
 /// A text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppText)]
 pub struct Text {
     /// The text.
     content: String,
 }
 
 /// Turns token ids into text.
-#[utoipa::path(post, path = "/detokenize", tag = "tokens", request_body = DetokenizeRequest,
+#[utoipa::path(post, path = "/detokenize", tag = "llama.cpp", request_body = DetokenizeRequest,
     responses((status = 200, description = "The text", body = Text)))]
 pub async fn detokenize(
     State(app): State<App>,

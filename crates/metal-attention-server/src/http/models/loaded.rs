@@ -1,7 +1,9 @@
 //! A model that is loaded.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use metal_attention::gguf::Tensor;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
@@ -137,6 +139,21 @@ impl Loaded {
     /// What ranks documents; an error where the model is no reranker.
     pub fn reranker(&self) -> Result<&Reranker, ApiError> {
         self.reranker.as_ref().map_err(ApiError::unsupported_by_model)
+    }
+
+    /// The model's file, or the first of several; `None` where it is in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.model.gguf().paths().first().map(PathBuf::as_path)
+    }
+
+    /// Numbers in all of the file's tensors.
+    pub fn n_params(&self) -> usize {
+        self.model.gguf().tensors().iter().map(Tensor::n_elements).sum()
+    }
+
+    /// Bytes of all of the file's tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.model.gguf().tensor_bytes()
     }
 
     /// Context length of the training.

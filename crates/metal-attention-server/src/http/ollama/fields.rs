@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use metal_attention_chat::Effort;
+use metal_attention_grammar::Form;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,7 +12,6 @@ use utoipa::ToSchema;
 use super::options::Options;
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::job::chat::Form;
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::thinking::ThinkingRequest;
 use crate::http::models::{KeepAlive, ModelLease};
@@ -139,7 +139,7 @@ impl OllamaFields {
     pub fn form(&self) -> Option<(&'static str, Form)> {
         let form = match self.format.clone()? {
             AnswerFormat::Word(word) => (!word.is_empty()).then_some(Form::JsonObject)?,
-            AnswerFormat::Schema(schema) => Form::JsonSchema { schema, strict: None },
+            AnswerFormat::Schema(schema) => Form::JsonSchema { schema: schema.into(), strict: None },
         };
         Some(("format", form))
     }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention_chat::{ChatTemplate, Message};
+use metal_attention_chat::Message;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -18,6 +19,7 @@ use crate::http::answer::Texts;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::fill_in;
+use crate::http::job::form::raw_grammar;
 use crate::http::job::generation::{Generation, no_such_token};
 use crate::http::job::reply::Replies;
 use crate::http::job::tool_choice::Calls;
@@ -264,11 +266,8 @@ impl OllamaGenerateRequest {
         }
         let stop = self.generation.stop(model, &[]);
         let mut request = self.generation.request(app, model, client, &prompt.into(), &stop, 0)?;
-        if let Some((field, form)) = self.fields.form() {
-            let plain = ChatTemplate::fallback(Arc::clone(&model.tokenizer));
-            let grammar = form.grammar(field, &model.grammars, &plain, "", &mut notes)?;
-            request.constraint = Some(Box::new(grammar));
-        }
+        let grammar = raw_grammar(model, self.fields.form().as_ref(), &mut notes)?;
+        request.constraint = grammar.map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
         let events = vec![model.scheduler.submit(request)?];
         Ok(Submitted { events, message: None, notes })
     }

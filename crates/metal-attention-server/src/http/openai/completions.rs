@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Event, Events, TokenLogprobs};
 use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use super::usage::Usage;
 use crate::http::answer::{Chunks, Frames, Texts, stream};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::fill_in;
+use crate::http::job::form::{self, AskedForm, FormFields};
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::prompt::Prompt;
 use crate::http::job::reply::EndReason;
@@ -45,6 +47,7 @@ pub struct CompletionFields {
 pub struct CompletionRequest {
     model: Option<String>,
     own: CompletionFields,
+    form: Option<AskedForm>,
     generation: Generation,
     include_usage: bool,
     /// How the request was read.
@@ -62,11 +65,12 @@ impl FromJson for CompletionRequest {
             check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
             generation.logprobs = Some(n as usize);
         }
-        Ok(Self { include_usage: shared.include_usage(), model: shared.model, own, generation, notes })
+        let form = form::read(object)?;
+        Ok(Self { include_usage: shared.include_usage(), model: shared.model, own, form, generation, notes })
     }
 }
 
-openapi::all_of!(CompletionRequest, CompletionFields, GenerationFields, SamplingFields);
+openapi::all_of!(CompletionRequest, CompletionFields, FormFields, GenerationFields, SamplingFields);
 
 /// The answer, or a part of it where it is streamed.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -116,9 +120,9 @@ pub async fn completions(
 ) -> Result<Response, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let (stream_wanted, include_usage) = (request.generation.stream, request.include_usage);
-    let mut notes = request.notes.clone();
     let lease = model.clone();
-    let (events, mut writer) = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
+    let (events, mut writer, mut notes) =
+        prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
     writer.model = model.answer_name(&mut notes);
     let mut texts = Texts::new(app, model, events);
     if stream_wanted {
@@ -158,13 +162,15 @@ impl CompletionRequest {
         app: &App,
         model: &ModelLease,
         client: Client,
-    ) -> Result<(Vec<Events>, CompletionWriter), ApiError> {
-        let Self { own, generation, .. } = self;
+    ) -> Result<(Vec<Events>, CompletionWriter, Notes), ApiError> {
+        let Self { own, form, generation, .. } = self;
+        let mut notes = self.notes.clone();
         let echo = own.echo.unwrap_or(false);
         // What stands in the answer before the text has its log probabilities, too.
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
         let prompts = own.prompts(model)?;
         model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
+        let grammar = form::raw_grammar(model, form.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
         let mut events = Vec::new();
         let mut echoes = Vec::new();
@@ -172,6 +178,7 @@ impl CompletionRequest {
             for choice in 0..generation.n {
                 let mut request = generation.request(app, model, client, prompt, &stop, choice)?;
                 request.prompt_logprobs = generation.prompt_logprobs.max(echoed_logprobs);
+                request.constraint = grammar.clone().map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
                 events.push(model.scheduler.submit(request)?);
                 echoes.push(if echo { model.tokenizer.decode(prompt, false) } else { String::new() });
             }
@@ -189,7 +196,7 @@ impl CompletionRequest {
             tokenizer: Arc::clone(&model.tokenizer),
             usage: Usage::default(),
         };
-        Ok((events, writer))
+        Ok((events, writer, notes))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What completions and chat completions share: how a text is chosen and when it ends.
+//! What completions and chat completions share, OpenAI's and llama.cpp's: how a text is chosen and when it ends.
 
 use std::time::Instant;
 
@@ -62,6 +62,9 @@ pub struct GenerationFields {
     /// How many texts to generate.
     #[schema(minimum = 1, maximum = 16, default = 1)]
     n: Option<u32>,
+    /// The same as `n`.
+    #[schema(minimum = 1, maximum = 16)]
+    n_cmpl: Option<u32>,
     /// Send the text as it comes, by server-sent events.
     stream: Option<bool>,
     /// What a stream holds besides the text.
@@ -88,8 +91,8 @@ impl GenerationFields {
         sampling: SamplingFields,
         default_max_tokens: Option<usize>,
     ) -> Result<Generation, ApiError> {
-        let n = self.n.unwrap_or(1);
-        check("n", n, 1..=MAX_CHOICES)?;
+        let n = self.n.or(self.n_cmpl).unwrap_or(1);
+        check(if self.n.is_some() { "n" } else { "n_cmpl" }, n, 1..=MAX_CHOICES)?;
         Ok(Generation {
             sampling,
             // Of a seed below 0 the texts are as of none.
@@ -100,6 +103,7 @@ impl GenerationFields {
             max_tokens: self.max_tokens(default_max_tokens),
             min_tokens: self.min_tokens.or(self.min_new_tokens).unwrap_or(0) as usize,
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            line_end_after: None,
             n,
             logprobs: self.n_probs()?,
             prompt_logprobs: self.prompt_logprobs()?,

@@ -151,7 +151,7 @@ pub fn of_prompt(
 }
 
 /// What a token writes; its own spelling where it writes nothing.
-fn spelling(tokenizer: &Tokenizer, id: u32) -> String {
+pub fn spelling(tokenizer: &Tokenizer, id: u32) -> String {
     match tokenizer.token_bytes(id) {
         [] => tokenizer.token_text(id).unwrap_or_default().to_owned(),
         bytes => String::from_utf8_lossy(bytes).into_owned(),
@@ -159,6 +159,6 @@ fn spelling(tokenizer: &Tokenizer, id: u32) -> String {
 }
 
 /// JSON has no infinity: this is OpenAI's number for "never".
-fn finite(logprob: f32) -> f32 {
+pub fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

@@ -44,6 +44,19 @@ struct ModelMeta {
     n_vocab: usize,
     /// Length of the embeddings.
     n_embd: usize,
+    /// Numbers in all tensors.
+    n_params: usize,
+    /// Bytes of all tensors.
+    size: u64,
+    /// llama.cpp's number for the kind of vocabulary: 1 for SPM, 2 for BPE, 3 for `WordPiece`, 4 for Unigram, 5 for RWKV, 6 for
+    /// PLaMo-2, 0 for others.
+    vocab_type: u8,
+}
+
+/// llama.cpp's number for a vocabulary whose kind is `model` in the file.
+fn vocab_type(model: &str) -> u8 {
+    let kinds = ["llama", "gpt2", "bert", "t5", "rwkv", "plamo2"];
+    kinds.into_iter().zip(1..).find(|(kind, _)| *kind == model).map_or(0, |(_, number)| number)
 }
 
 fn entry(app: &App, model: &Entry) -> ModelEntry {
@@ -52,6 +65,9 @@ fn entry(app: &App, model: &Entry) -> ModelEntry {
         n_ctx_train: model.n_ctx_train(),
         n_vocab: model.n_vocab(),
         n_embd: model.n_embd(),
+        n_params: model.n_params(),
+        size: model.tensor_bytes(),
+        vocab_type: vocab_type(model.tokenizer.model()),
     });
     let id = model.main_name().to_owned();
     ModelEntry { id, object: "model", created: app.started, owned_by: "metal-attention", meta }

@@ -122,17 +122,6 @@ pub async fn rerank(
     Ok(notes.attach(axum::Json(ranking).into_response()))
 }
 
-/// The same as `/v1/rerank`.
-#[utoipa::path(post, path = "/rerank", tag = "rerank", request_body = RerankRequest,
-    responses((status = 200, description = "The documents, best first", body = Ranking)))]
-pub async fn rerank_of_llama_cpp(
-    app: State<App>,
-    client: Client,
-    request: Json<RerankRequest>,
-) -> Result<Response, ApiError> {
-    rerank(app, client, request).await
-}
-
 /// What is to come of a request.
 struct Pending {
     outputs: Vec<Vector>,

@@ -12,16 +12,14 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`
     Completions,
-    /// `/infill`
-    Infill,
     /// `/v1/embeddings`
     Embeddings,
     /// `/v1/rerank`
     Rerank,
 }
 
-use Endpoint::{Chat, Completions, Embeddings, Infill, Rerank};
-use Neutral::{Number, True, Word};
+use Endpoint::{Chat, Completions, Embeddings, Rerank};
+use Neutral::{Negative, Number, True, Word};
 
 /// A field that is refused, and where.
 struct Row {
@@ -29,14 +27,11 @@ struct Row {
     at: &'static [Endpoint],
 }
 
-const TEXTS: &[Endpoint] = &[Chat, Completions, Infill];
-const OF_OPENAI: &[Endpoint] = &[Chat, Completions];
-const ALL: &[Endpoint] = &[Chat, Completions, Infill, Embeddings, Rerank];
-/// Those that continue a text.
-const TO_CONTINUE: &[Endpoint] = &[Completions, Infill];
+const TEXTS: &[Endpoint] = &[Chat, Completions];
+const ALL: &[Endpoint] = &[Chat, Completions, Embeddings, Rerank];
 const INFILL: &str = "use /infill, or suffix in /v1/completions";
 const LEAVE_OUT: &str = "leave it out";
-const SCHEMA: &str = "use response_format with a JSON schema";
+const FORM: &str = "use response_format, grammar or regex";
 const IN_CHATS: &str = "use /v1/chat/completions";
 const MAX_TOKENS: &str = "use max_tokens";
 const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
@@ -50,24 +45,12 @@ const fn field(name: &'static str, at: &'static [Endpoint], neutral: &'static [N
 #[rustfmt::skip]
 const FIELDS: &[Row] = &[
     // What the text must look like.
-    field("grammar", TEXTS, &[], SCHEMA),
-    field("grammar_lazy", TEXTS, &[], SCHEMA),
-    field("grammar_triggers", TEXTS, &[], SCHEMA),
-    field("json_schema", TEXTS, &[], SCHEMA),
-    field("guided_json", TEXTS, &[], SCHEMA),
-    field("guided_regex", TEXTS, &[], SCHEMA),
-    field("guided_choice", TEXTS, &[], "use response_format with a JSON schema that has an enum"),
-    field("guided_grammar", TEXTS, &[], SCHEMA),
-    field("guided_json_object", TEXTS, &[], "use response_format {\"type\": \"json_object\"}"),
-    field("guided_whitespace_pattern", TEXTS, &[], SCHEMA),
-    field("structured_outputs", TEXTS, &[], SCHEMA),
-    field("structural_tag", TEXTS, &[], SCHEMA),
-    field("regex", TEXTS, &[], SCHEMA),
-    field("ebnf", TEXTS, &[], SCHEMA),
-    field("format", TEXTS, &[], SCHEMA),
-    field("response_format", TO_CONTINUE, &[Word("text")], IN_CHATS),
+    field("grammar_lazy", TEXTS, &[], FORM),
+    field("grammar_triggers", TEXTS, &[], FORM),
+    field("guided_whitespace_pattern", TEXTS, &[], FORM),
+    field("structural_tag", TEXTS, &[], FORM),
+    field("format", TEXTS, &[], FORM),
     // How many texts, and which of them.
-    field("n_cmpl", TEXTS, &[Number(1.0)], "use n"),
     field("best_of", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("use_beam_search", TEXTS, &[], LEAVE_OUT),
     field("beam_width", TEXTS, &[Number(1.0)], LEAVE_OUT),
@@ -76,15 +59,15 @@ const FIELDS: &[Row] = &[
     // When it ends.
     field("min_length", TEXTS, &[Number(0.0)], "use min_tokens"),
     field("max_length", TEXTS, &[], MAX_TOKENS),
-    field("t_max_predict_ms", OF_OPENAI, &[Number(0.0), Number(-1.0)], MAX_TOKENS),
-    field("n_indent", OF_OPENAI, &[Number(0.0)], LEAVE_OUT),
+    field("t_max_predict_ms", TEXTS, &[Number(0.0), Negative], MAX_TOKENS),
+    field("n_indent", TEXTS, &[Number(0.0)], LEAVE_OUT),
     field("stop_regex", TEXTS, &[], "use stop"),
     field("include_stop_str_in_output", TEXTS, &[], LEAVE_OUT),
     field("no_stop_trim", TEXTS, &[], LEAVE_OUT),
     // How tokens are chosen.
     field("mirostat", TEXTS, &[Number(0.0)], SAMPLING),
     field("mirostat_mode", TEXTS, &[Number(0.0)], SAMPLING),
-    field("adaptive_target", TEXTS, &[Number(-1.0)], SAMPLING),
+    field("adaptive_target", TEXTS, &[Negative], SAMPLING),
     field("smoothing_factor", TEXTS, &[Number(0.0)], SAMPLING),
     field("ban_eos_token", TEXTS, &[], "use ignore_eos"),
     field("options", TEXTS, &[], "put what it holds beside the other fields"),
@@ -105,7 +88,7 @@ const FIELDS: &[Row] = &[
     field("negative_prompt", TEXTS, &[], LEAVE_OUT),
     // What is told besides the text.
     field("post_sampling_probs", TEXTS, &[], "use logprobs"),
-    field("top_logprobs", TO_CONTINUE, &[Number(0.0)], "use logprobs, a number"),
+    field("top_logprobs", &[Completions], &[Number(0.0)], "use logprobs, a number"),
     field("top_logprobs_num", TEXTS, &[Number(0.0)], "use logprobs"),
     field("return_logprob", TEXTS, &[], "use logprobs"),
     field("return_tokens", TEXTS, &[], "use /tokenize"),
@@ -115,41 +98,40 @@ const FIELDS: &[Row] = &[
     field("skip_special_tokens", TEXTS, &[True], LEAVE_OUT),
     field("spaces_between_special_tokens", TEXTS, &[True], LEAVE_OUT),
     field("details", TEXTS, &[], LEAVE_OUT),
-    field("echo", &[Chat, Infill], &[], LEAVE_OUT),
+    field("echo", &[Chat], &[], LEAVE_OUT),
     // How the prompt is made.
-    field("continue_final_message", &[Completions, Infill], &[], "use /v1/completions to continue a text"),
-    field("add_generation_prompt", &[Completions, Infill], &[True], "use /v1/completions to continue a text"),
-    field("add_special_tokens", &[Completions, Infill, Embeddings], &[True], "give token ids as the prompt"),
+    field("continue_final_message", &[Completions], &[], "use /v1/completions to continue a text"),
+    field("add_generation_prompt", &[Completions], &[True], "use /v1/completions to continue a text"),
+    field("add_special_tokens", &[Completions, Embeddings], &[True], "give token ids as the prompt"),
     field("truncate_prompt_tokens", ALL, &[], "shorten the prompt"),
     field("truncate", ALL, &[Word("NONE")], "shorten the prompt"),
     field("chat_template", TEXTS, &[], "the model's own template is used"),
     field("documents", TEXTS, &[], "put them into messages"),
-    field("messages", TO_CONTINUE, &[], IN_CHATS),
-    field("chat_template_kwargs", TO_CONTINUE, &[], IN_CHATS),
+    field("messages", &[Completions], &[], IN_CHATS),
+    field("chat_template_kwargs", &[Completions], &[], IN_CHATS),
     field("prompt", &[Chat], &[], "use /v1/completions"),
     field("suffix", &[Chat], &[], "use /v1/completions"),
-    field("suffix", &[Infill], &[], "use input_suffix"),
-    field("input_prefix", OF_OPENAI, &[], INFILL),
-    field("input_suffix", OF_OPENAI, &[], INFILL),
-    field("input_extra", OF_OPENAI, &[], INFILL),
+    field("input_prefix", TEXTS, &[], INFILL),
+    field("input_suffix", TEXTS, &[], INFILL),
+    field("input_extra", TEXTS, &[], INFILL),
     field("image_data", TEXTS, &[], "text is all that is read"),
     field("multimodal_data", ALL, &[], "text is all that is read"),
     field("mm_processor_kwargs", ALL, &[], "text is all that is read"),
     field("audio", TEXTS, &[], "text is all that is written"),
     field("modalities", TEXTS, &[Word("text")], "text is all that is written"),
     // Tools and thoughts.
-    field("tools", TO_CONTINUE, &[], IN_CHATS),
-    field("tool_choice", TO_CONTINUE, &[Word("none"), Word("auto")], IN_CHATS),
+    field("tools", &[Completions], &[], IN_CHATS),
+    field("tool_choice", &[Completions], &[Word("none"), Word("auto")], IN_CHATS),
     field("functions", TEXTS, &[], "use tools"),
     field("function_call", TEXTS, &[Word("none"), Word("auto")], "use tool_choice"),
     field("web_search_options", TEXTS, &[], LEAVE_OUT),
     field("parse_tool_calls", TEXTS, &[True], LEAVE_OUT),
-    field("enable_thinking", &[Completions, Infill], &[True], IN_CHATS),
-    field("thinking", &[Completions, Infill], &[True, Word("enabled")], IN_CHATS),
-    field("think", &[Completions, Infill], &[True], IN_CHATS),
-    field("thinking_budget", &[Completions, Infill], &[], IN_CHATS),
-    field("thinking_token_budget", &[Completions, Infill], &[], IN_CHATS),
-    field("reasoning_budget", &[Completions, Infill], &[Number(-1.0)], IN_CHATS),
+    field("enable_thinking", &[Completions], &[True], IN_CHATS),
+    field("thinking", &[Completions], &[True, Word("enabled")], IN_CHATS),
+    field("think", &[Completions], &[True], IN_CHATS),
+    field("thinking_budget", &[Completions], &[], IN_CHATS),
+    field("thinking_token_budget", &[Completions], &[], IN_CHATS),
+    field("reasoning_budget", &[Completions], &[Negative], IN_CHATS),
     field("thinking_forced_open", TEXTS, &[], LEAVE_OUT),
     field("include_reasoning", TEXTS, &[True], LEAVE_OUT),
     field("separate_reasoning", TEXTS, &[True], LEAVE_OUT),
@@ -224,6 +206,7 @@ mod tests {
                 let neutral = field.neutral.iter().map(|neutral| match neutral {
                     True => json!(true),
                     Number(number) => json!(number),
+                    Negative => json!(-0.01),
                     Word(word) => json!(word),
                 });
                 for value in empty.into_iter().chain(neutral) {
@@ -243,9 +226,8 @@ mod tests {
             (json!({"best_of": 2}), "best_of"),
             (json!({"best_of": 1.5, "user": "x"}), "best_of"),
             (json!({"n": 2, "min_length": 5}), "min_length"),
-            (json!({"grammar": "root ::= \"a\""}), "grammar"),
-            (json!({"guided_choice": ["a", "b"]}), "guided_choice"),
-            (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
+            (json!({"grammar_lazy": true, "grammar": "root ::= \"a\""}), "grammar_lazy"),
+            (json!({"format": "json"}), "format"),
             (json!({"use_beam_search": true}), "use_beam_search"),
             (json!({"options": {"temperature": 0}}), "options"),
             (json!({"mirostat": 2, "mirostat_tau": 5.0}), "mirostat"),
@@ -266,10 +248,6 @@ mod tests {
         ] {
             assert!(refused(Completions, &request).is_some() && refused(Chat, &request).is_none(), "{request}");
         }
-        let format = |kind: &str| json!({"response_format": {"type": kind}});
-        assert_eq!(refused(Completions, &format("json_object")).as_deref(), Some("response_format"));
-        assert_eq!(refused(Completions, &format("text")), None);
-        assert_eq!(refused(Chat, &format("json_object")), None);
         assert_eq!(refused(Chat, &json!({"echo": true})).as_deref(), Some("echo"));
         assert_eq!(refused(Completions, &json!({"echo": true})), None);
     }

@@ -11,7 +11,7 @@ use metal_attention::scheduler::Client;
 use crate::http::answer::{Frames, Texts, stream};
 use crate::http::body::Json;
 use crate::http::{ApiError, App, prepare};
-use request::ChatRequest;
+pub use request::ChatRequest;
 pub use response::finish_reason;
 use response::{ChatChunks, ChatCompletion, ChatWriter};
 

@@ -1,14 +1,14 @@
 //! What a chat completion may ask for.
 
 use metal_attention_chat::{Message, Role, SentMessage, Tool};
-use serde::de::{DeserializeOwned, Error};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object};
-use crate::http::job::chat::{ChatJob, Form, PromptEnd};
+use crate::http::job::chat::{ChatJob, PromptEnd};
+use crate::http::job::form::{self, FormFields};
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::tool_choice::{Calls, ToolChoice};
@@ -29,8 +29,6 @@ pub struct ChatFields {
     /// And of so many of the likeliest; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// What the answer must look like.
-    response_format: Option<ResponseFormat>,
     /// The functions that the model may call.
     #[schema(value_type = Option<Vec<super::schema::ToolDefinition>>)]
     pub tools: Option<Vec<Tool>>,
@@ -46,61 +44,6 @@ pub struct ChatFields {
     continue_final_message: Option<bool>,
     /// Whether the prompt ends with what begins an answer; without a word about it, yes.
     add_generation_prompt: Option<bool>,
-}
-
-/// What an answer must look like.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ResponseFormat {
-    /// Any text.
-    #[default]
-    Text,
-    /// Any JSON object, or one that follows a schema.
-    JsonObject {
-        /// The schema, as llama.cpp's clients send it.
-        #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
-        schema: Option<Map<String, Value>>,
-    },
-    /// JSON that follows a schema.
-    JsonSchema {
-        /// The schema.
-        #[serde(deserialize_with = "object")]
-        json_schema: JsonSchema,
-    },
-}
-
-/// A `T` out of a JSON object: serde would take a list of its fields, too.
-fn object<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<T, D::Error> {
-    let object = Map::deserialize(deserializer)?;
-    T::deserialize(Value::Object(object)).map_err(D::Error::custom)
-}
-
-/// A schema for an answer.
-#[derive(Debug, Clone, PartialEq, Deserialize, ToSchema)]
-pub struct JsonSchema {
-    /// The schema; without it, any JSON object.
-    #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
-    pub schema: Option<Map<String, Value>>,
-    /// Whether objects hold what they name and nothing else where they do not say `additionalProperties`: true, all;
-    /// false, none; without a word about it, those that name any properties.
-    pub strict: Option<bool>,
-}
-
-impl ResponseFormat {
-    /// The form of the answer, and the field that describes it; `None`: any text.
-    fn form(self) -> Option<(&'static str, Form)> {
-        match self {
-            Self::Text => None,
-            Self::JsonObject { schema: None } => Some(("response_format", Form::JsonObject)),
-            Self::JsonObject { schema: Some(schema) } => {
-                Some(("response_format.schema", Form::JsonSchema { schema, strict: None }))
-            }
-            Self::JsonSchema { json_schema: JsonSchema { schema, strict } } => {
-                let form = schema.map_or(Form::JsonObject, |schema| Form::JsonSchema { schema, strict });
-                Some(("response_format.json_schema.schema", form))
-            }
-        }
-    }
 }
 
 impl ChatFields {
@@ -178,7 +121,7 @@ impl FromJson for ChatRequest {
         let messages = own.messages();
         let job = ChatJob {
             calls: own.calls()?,
-            form: own.response_format.and_then(ResponseFormat::form),
+            form: form::read(object)?,
             thinking: thinking.request(own.chat_template_kwargs.unwrap_or_default())?,
             end,
             generation,
@@ -190,4 +133,4 @@ impl FromJson for ChatRequest {
     }
 }
 
-all_of!(ChatRequest, ChatFields, ThinkingFields, GenerationFields, SamplingFields);
+all_of!(ChatRequest, ChatFields, FormFields, ThinkingFields, GenerationFields, SamplingFields);

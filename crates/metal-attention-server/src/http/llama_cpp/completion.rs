@@ -1,0 +1,61 @@
+//! `/completion`: continues prompts, as llama.cpp has it.
+
+use axum::extract::State;
+use axum::response::Response;
+use metal_attention::scheduler::Client;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::prompt::Prompts;
+use super::request::{CutPrompt, TextFields, TextRequest};
+use super::response::{CompletionAnswer, answer};
+use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::form::FormFields;
+use crate::http::job::sampling::SamplingFields;
+use crate::http::openai::fields::GenerationFields;
+use crate::http::{ApiError, App, openapi, prepare};
+
+/// What `/completion` reads besides what it shares with `/infill`.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[schema(as = LlamaCppCompletionFields)]
+struct CompletionFields {
+    /// What to continue.
+    prompt: Prompts,
+}
+
+/// A request to continue prompts.
+pub struct LlamaCppCompletionRequest {
+    prompts: Prompts,
+    text: TextRequest,
+}
+
+impl FromJson for LlamaCppCompletionRequest {
+    fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
+        let text = TextRequest::read(object)?;
+        let own: CompletionFields = object.parse()?;
+        Ok(Self { prompts: own.prompt, text })
+    }
+}
+
+openapi::all_of!(LlamaCppCompletionRequest, CompletionFields, TextFields, FormFields, GenerationFields, SamplingFields);
+
+/// Continues prompts.
+#[utoipa::path(post, path = "/completion", tag = "llama.cpp", request_body = LlamaCppCompletionRequest, responses(
+    (status = 200, description = "The texts, whole or as server-sent events",
+        content((CompletionAnswer = "application/json"), (String = "text/event-stream")))))]
+pub async fn completion(
+    State(app): State<App>,
+    client: Client,
+    request: Json<LlamaCppCompletionRequest>,
+) -> Result<Response, ApiError> {
+    let model = app.lease(request.text.model.as_deref()).await?;
+    let is_stream = request.text.generation.stream;
+    let lease = model.clone();
+    let submit = move |app: &App, request: &LlamaCppCompletionRequest| {
+        let prompts = request.prompts.encode(&lease)?;
+        let prompts = prompts.into_iter().map(|ids| CutPrompt { ids, truncated: false });
+        request.text.submit(app, &lease, client, prompts.collect())
+    };
+    let submitted = prepare(&app, request, submit).await?;
+    answer(app, model, submitted, is_stream).await
+}

@@ -1,0 +1,300 @@
+//! The field `prompt` of `/completion`: text and token ids mixed, one prompt or several.
+
+use std::fmt;
+use std::sync::Arc;
+
+use metal_attention::tokenizer::EncodeOptions;
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::json;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{AnyOfBuilder, ArrayBuilder, ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::http::ApiError;
+use crate::http::limits::MAX_PROMPTS;
+use crate::http::models::Loaded;
+
+/// One prompt or several.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prompts(Vec<Prompt>);
+
+/// Texts and token ids, one after the other.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Prompt(Vec<Piece>);
+
+/// A part of a prompt.
+#[derive(Debug, Clone, PartialEq)]
+enum Piece {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+impl Prompts {
+    /// The token ids of each prompt. A prompt that begins with a text has the tokens that the model wants at its beginning.
+    pub fn encode(&self, model: &Loaded) -> Result<Vec<Arc<[u32]>>, ApiError> {
+        self.0.iter().map(|prompt| prompt.encode(model)).collect()
+    }
+}
+
+impl Prompt {
+    fn add(&mut self, item: Item) {
+        match (self.0.last_mut(), item) {
+            (Some(Piece::Ids(ids)), Item::Id(id)) => ids.push(id),
+            (_, Item::Id(id)) => self.0.push(Piece::Ids(vec![id])),
+            (_, Item::Text(text)) => self.0.push(Piece::Text(text)),
+        }
+    }
+
+    fn encode(&self, model: &Loaded) -> Result<Arc<[u32]>, ApiError> {
+        let mut ids = Vec::new();
+        for (i, piece) in self.0.iter().enumerate() {
+            match piece {
+                Piece::Text(text) => {
+                    model.check_length(text, "prompt")?;
+                    let options = EncodeOptions { add_special: i == 0, parse_special: true };
+                    ids.extend(model.tokenizer.encode(text, options));
+                }
+                Piece::Ids(more) => ids.extend(more),
+            }
+        }
+        if ids.is_empty() {
+            return Err(ApiError::field("prompt", "prompt is empty: give at least one token"));
+        }
+        let n_vocab = model.n_vocab();
+        match ids.iter().find(|&&id| id as usize >= n_vocab) {
+            Some(id) => {
+                let message = format!("prompt: the model has no token {id}, only 0 to {}", n_vocab - 1);
+                Err(ApiError::field("prompt", message))
+            }
+            None => Ok(ids.into()),
+        }
+    }
+}
+
+/// A part of a prompt as it is sent.
+enum Item {
+    Text(String),
+    Id(u32),
+}
+
+/// An item of a list: a part of the one prompt, or a prompt of several.
+enum Element {
+    /// A text, which may be either.
+    Text(String),
+    /// A token id, which is a part.
+    Id(u32),
+    /// A list or an object, which is a prompt.
+    Prompt(Prompt),
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptsVisitor)
+    }
+}
+
+struct PromptsVisitor;
+
+impl<'de> Visitor<'de> for PromptsVisitor {
+    type Value = Prompts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a list of token ids and strings, an object with prompt_string, or a list of these")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+        Ok(Prompts(vec![Prompt(vec![Piece::Text(text.to_owned())])]))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Prompts, A::Error> {
+        Ok(Prompts(vec![object(map)?]))
+    }
+
+    /// A list is one prompt as soon as it has a token id, and several as soon as it has a list or an object; one of strings alone
+    /// is several.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
+        let (mut one, mut several, mut has_id) = (Prompt::default(), Vec::new(), false);
+        while let Some(element) = list.next_element()? {
+            match element {
+                Element::Id(id) => {
+                    has_id = true;
+                    one.add(Item::Id(id));
+                }
+                Element::Text(text) if several.is_empty() => one.add(Item::Text(text)),
+                Element::Text(text) => several.push(Prompt(vec![Piece::Text(text)])),
+                Element::Prompt(prompt) => {
+                    if !has_id {
+                        several.extend(std::mem::take(&mut one.0).into_iter().map(|piece| Prompt(vec![piece])));
+                    }
+                    several.push(prompt);
+                }
+            }
+            if has_id && !several.is_empty() {
+                return Err(A::Error::custom("a list has the parts of one prompt, or several prompts, and no mixture"));
+            }
+            if several.len() > MAX_PROMPTS || one.0.len() > MAX_PROMPTS {
+                return Err(A::Error::custom(format!(
+                    "more than {MAX_PROMPTS} texts, which is the most of one request"
+                )));
+            }
+        }
+        if has_id {
+            return Ok(Prompts(vec![one]));
+        }
+        several.extend(one.0.into_iter().map(|piece| Prompt(vec![piece])));
+        if several.is_empty() {
+            return Err(A::Error::custom("an empty list"));
+        }
+        Ok(Prompts(several))
+    }
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+struct ElementVisitor;
+
+impl<'de> Visitor<'de> for ElementVisitor {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a token id, a string, a list of these, or an object with prompt_string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+        Ok(Element::Id(token_id(id)?))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element, A::Error> {
+        Ok(Element::Prompt(object(map)?))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+        let mut prompt = Prompt::default();
+        while let Some(item) = list.next_element()? {
+            prompt.add(item);
+        }
+        Ok(Element::Prompt(prompt))
+    }
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ItemVisitor)
+    }
+}
+
+struct ItemVisitor;
+
+impl Visitor<'_> for ItemVisitor {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a token id or a string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
+        Ok(Item::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Item, E> {
+        Ok(Item::Id(token_id(id)?))
+    }
+}
+
+fn token_id<E: Error>(id: u64) -> Result<u32, E> {
+    u32::try_from(id).map_err(|_| E::custom(format!("{id} is no token id")))
+}
+
+/// The prompt in `{"prompt_string": ...}`, which has no pictures.
+fn object<'de, A: MapAccess<'de>>(mut map: A) -> Result<Prompt, A::Error> {
+    let mut prompt = None;
+    while let Some(name) = map.next_key::<String>()? {
+        match name.as_str() {
+            "prompt_string" if prompt.is_some() => return Err(A::Error::duplicate_field("prompt_string")),
+            "prompt_string" => prompt = Some(map.next_value::<String>()?),
+            "multimodal_data" => {
+                if map.next_value::<Option<Vec<IgnoredAny>>>()?.is_some_and(|data| !data.is_empty()) {
+                    return Err(A::Error::custom("multimodal_data: this model sees no pictures: leave it out"));
+                }
+            }
+            _ => drop(map.next_value::<IgnoredAny>()?),
+        }
+    }
+    let text = prompt.ok_or_else(|| A::Error::missing_field("prompt_string"))?;
+    Ok(Prompt(vec![Piece::Text(text)]))
+}
+
+impl PartialSchema for Prompts {
+    fn schema() -> RefOr<Schema> {
+        let string = || ObjectBuilder::new().schema_type(Type::String);
+        let id = || ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).maximum(Some(u32::MAX));
+        let item = || AnyOfBuilder::new().item(string()).item(id());
+        let object = ObjectBuilder::new().property("prompt_string", string()).required("prompt_string").build();
+        let list = ArrayBuilder::new().items(item());
+        let element = item().item(list).item(object.clone());
+        let lists = ArrayBuilder::new().items(element).min_items(Some(1));
+        let what = "What to continue: a text, a list of token ids and texts, an object with `prompt_string`, or a list of these.";
+        let any = AnyOfBuilder::new().item(string()).item(object).item(lists).description(Some(what));
+        any.examples([json!("Once upon a time")]).into()
+    }
+}
+
+impl ToSchema for Prompts {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<Prompts, String> {
+        serde_json::from_str(json).map_err(|e| e.to_string())
+    }
+
+    fn text(text: &str) -> Piece {
+        Piece::Text(text.to_owned())
+    }
+
+    #[test]
+    fn a_prompt_has_the_forms_of_llama_cpp() {
+        let one = |pieces: Vec<Piece>| Ok(Prompts(vec![Prompt(pieces)]));
+        assert_eq!(read(r#""a\n""#), one(vec![text("a\n")]));
+        assert_eq!(read("[1, 4294967295]"), one(vec![Piece::Ids(vec![1, u32::MAX])]));
+        assert_eq!(
+            read(r#"["a", 1, 2, "b", "c", 3]"#),
+            one(vec![text("a"), Piece::Ids(vec![1, 2]), text("b"), text("c"), Piece::Ids(vec![3])])
+        );
+        let object = r#"{"prompt_string": "a", "multimodal_data": [], "x": [1]}"#;
+        assert_eq!(read(object), one(vec![text("a")]));
+        let several = |list: Vec<Vec<Piece>>| Ok(Prompts(list.into_iter().map(Prompt).collect()));
+        assert_eq!(read(r#"["a"]"#), several(vec![vec![text("a")]]));
+        assert_eq!(read(r#"["a", ""]"#), several(vec![vec![text("a")], vec![text("")]]));
+        assert_eq!(
+            read(&format!(r#"["a", [1, "b"], {object}, "c"]"#)),
+            several(vec![vec![text("a")], vec![Piece::Ids(vec![1]), text("b")], vec![text("a")], vec![text("c")]])
+        );
+        for wrong in ["1", "{}", "null", "[]", "[-1]", "[4294967296]", "[1.0]", "[null]", "[[[1]]]", "[{}]", "true"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        for mixture in ["[1, [1]]", "[[1], 1]", r#"[{"prompt_string": "a"}, "b", 1]"#] {
+            assert!(read(mixture).unwrap_err().contains("no mixture"), "{mixture}");
+        }
+        let picture = r#"{"prompt_string": "a", "multimodal_data": ["eA=="]}"#;
+        assert!(read(picture).unwrap_err().contains("sees no pictures"));
+    }
+
+    #[test]
+    fn too_many_prompts_are_not_read_to_their_end() {
+        for item in ["[1]", r#""a""#] {
+            let prompts = |n: usize| format!("[{}", vec![item; n].join(","));
+            assert_eq!(read(&(prompts(MAX_PROMPTS) + "]")).unwrap().0.len(), MAX_PROMPTS);
+            assert!(read(&prompts(MAX_PROMPTS + 2)).unwrap_err().contains("more than 256 texts"));
+        }
+    }
+}

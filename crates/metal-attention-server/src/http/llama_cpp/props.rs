@@ -1,0 +1,132 @@
+//! `/props`: what the server and its model are like.
+
+use axum::extract::{FromRequestParts, Query, State};
+use axum::http::request::Parts;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::error::ErrorBody;
+use super::settings::settings;
+use crate::http::job::generation::Generation;
+use crate::http::{ApiError, App};
+
+/// Whose properties are asked for.
+#[derive(Debug, Default, Deserialize)]
+pub struct ModelQuery {
+    /// The model's name.
+    pub model: Option<String>,
+    /// Not empty: an error where no slot of `/slots` is free.
+    pub fail_on_no_slot: Option<String>,
+}
+
+impl FromRequestParts<App> for ModelQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let query = Query::from_request_parts(parts, app).await;
+        query.map(|Query(query)| query).map_err(|error| ApiError::invalid(error.body_text()))
+    }
+}
+
+/// What the server and its model are like.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppProps)]
+pub struct Props {
+    /// How a text is generated where a request does not say.
+    default_generation_settings: DefaultSettings,
+    /// Texts that are generated at once.
+    total_slots: usize,
+    /// The model's main name.
+    model_alias: String,
+    /// The model's file; empty where it is none.
+    model_path: String,
+    /// The model's chat template.
+    chat_template: String,
+    /// What conversations may have.
+    chat_template_caps: TemplateCaps,
+    /// What the model reads besides text.
+    modalities: Modalities,
+    /// The text of the token that begins a text; empty where there is none.
+    bos_token: String,
+    /// The text of the token that ends one; empty where there is none.
+    eos_token: String,
+    /// `metal-attention`, and its version.
+    build_info: String,
+    /// `metal-attention`.
+    engine: &'static str,
+    /// The server's version.
+    version: &'static str,
+    /// False: a model that is loaded stays ready.
+    is_sleeping: bool,
+}
+
+/// How a text is generated where a request does not say.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppDefaultSettings)]
+struct DefaultSettings {
+    /// Tokens each text has room for, its prompt included.
+    n_ctx: usize,
+    /// The settings, as `generation_settings` of an answer has them.
+    params: Map<String, Value>,
+}
+
+/// What conversations may have. What the model's template does not know is described in words, so these are always true.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppTemplateCaps)]
+#[expect(clippy::struct_excessive_bools, clippy::struct_field_names, reason = "llama.cpp's own names")]
+struct TemplateCaps {
+    /// Messages of the system.
+    supports_system_role: bool,
+    /// Functions that the model may call.
+    supports_tools: bool,
+    /// Messages with calls.
+    supports_tool_calls: bool,
+    /// Messages with several calls.
+    supports_parallel_tool_calls: bool,
+}
+
+/// What the model reads besides text: nothing.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppModalities)]
+struct Modalities {
+    /// Pictures.
+    vision: bool,
+    /// Sound.
+    audio: bool,
+}
+
+/// Tells what the server and its model are like.
+#[utoipa::path(get, path = "/props", tag = "llama.cpp", params(("model" = Option<String>, Query, description = "The model's name")),
+    responses(
+        (status = 200, description = "The properties", body = Props),
+        (status = 400, description = "The query is wrong", body = ErrorBody),
+        (status = 503, description = "The model is loading, or the server shuts down", body = ErrorBody)))]
+pub async fn props(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Props>, ApiError> {
+    let model = app.lease(query.model.as_deref()).await?;
+    let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.token_text(id)).unwrap_or_default().to_owned();
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(axum::Json(Props {
+        default_generation_settings: DefaultSettings {
+            n_ctx: model.n_ctx,
+            params: settings(&model.default_sampling()?, &Generation::default()),
+        },
+        total_slots: model.scheduler.n_slots(),
+        model_alias: model.main_name().to_owned(),
+        model_path: model.path().map(|path| path.display().to_string()).unwrap_or_default(),
+        chat_template: model.template.source().to_owned(),
+        chat_template_caps: TemplateCaps {
+            supports_system_role: true,
+            supports_tools: true,
+            supports_tool_calls: true,
+            supports_parallel_tool_calls: true,
+        },
+        modalities: Modalities { vision: false, audio: false },
+        bos_token: text(model.tokenizer.bos()),
+        eos_token: text(model.tokenizer.eos()),
+        build_info: format!("metal-attention {version}"),
+        engine: "metal-attention",
+        version,
+        is_sleeping: false,
+    }))
+}

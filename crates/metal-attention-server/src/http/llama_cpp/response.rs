@@ -1,0 +1,366 @@
+//! The answer of `/completion` and `/infill`, whole or as a stream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::{Event, FinishReason, RequestTimings, TokenLogprobs, Usage};
+use metal_attention::tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use utoipa::openapi::schema::{AnyOfBuilder, ArrayBuilder, Object, Schema};
+use utoipa::openapi::{Ref, RefOr};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::error::ErrorBody;
+use super::request::{AnswerOptions, Submitted};
+use crate::http::answer::{Chunks, Frames, Texts, stream};
+use crate::http::job::reply::EndReason;
+use crate::http::models::ModelLease;
+use crate::http::openai::logprobs::{finite, spelling};
+use crate::http::{ApiError, App};
+
+/// A text, or what is new of it where it is streamed.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+#[schema(as = LlamaCppCompletion)]
+pub struct Completion {
+    /// Its number: `n` for each prompt, in order.
+    index: usize,
+    /// The text, or what is new of it.
+    content: String,
+    /// The ids of its tokens, where they were asked for, and in streams.
+    tokens: Vec<u32>,
+    /// -1: a text has no slot of its own.
+    id_slot: i32,
+    /// Whether the text is finished.
+    stop: bool,
+    /// Tokens that were generated so far.
+    tokens_predicted: usize,
+    /// Tokens of the prompt.
+    tokens_evaluated: usize,
+    /// The probability of each token, where `n_probs` asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    completion_probabilities: Option<Vec<TokenProbability>>,
+    /// More, at the end.
+    #[serde(flatten)]
+    end: Option<CompletionEnd>,
+}
+
+/// What is known at the end of a text.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = LlamaCppCompletionEnd)]
+struct CompletionEnd {
+    /// The model that answered.
+    model: String,
+    /// How the text was generated.
+    generation_settings: Map<String, Value>,
+    /// The text of the prompt, special tokens included.
+    prompt: String,
+    /// Whether the text has a line break.
+    has_new_line: bool,
+    /// Whether the prompt was cut to what the context holds, or the text ended because the context was full.
+    truncated: bool,
+    /// Why the text ended: `eos`, `word` for a stop string, or `limit`.
+    stop_type: &'static str,
+    /// The stop string that ended it; else empty.
+    stopping_word: String,
+    /// Tokens of the prompt that were in the KV cache already.
+    tokens_cached: usize,
+    /// The time it took.
+    timings: Timings,
+}
+
+/// The time that a text took.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = LlamaCppTimings)]
+struct Timings {
+    /// Tokens of the prompt that were in the KV cache already.
+    cache_n: usize,
+    /// Tokens of the prompt that were evaluated.
+    prompt_n: usize,
+    /// Milliseconds from the start of the prompt to the first token.
+    prompt_ms: f64,
+    /// The same for each token.
+    prompt_per_token_ms: f64,
+    /// Tokens of the prompt in a second.
+    prompt_per_second: f64,
+    /// Tokens that were generated.
+    predicted_n: usize,
+    /// Milliseconds from the first token to the end.
+    predicted_ms: f64,
+    /// The same for each token.
+    predicted_per_token_ms: f64,
+    /// Tokens generated in a second.
+    predicted_per_second: f64,
+}
+
+/// How likely a token was, and the likeliest at its place.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = LlamaCppTokenProbability)]
+struct TokenProbability {
+    #[serde(flatten)]
+    token: Probability,
+    /// The likeliest tokens at this place.
+    top_logprobs: Vec<Probability>,
+}
+
+/// How likely a token was.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = LlamaCppProbability)]
+struct Probability {
+    /// The token's id.
+    id: u32,
+    /// What it writes.
+    token: String,
+    /// What it writes as bytes: it may be a part of a character.
+    bytes: Vec<u8>,
+    /// Natural logarithm of its probability.
+    logprob: f32,
+}
+
+impl TokenProbability {
+    fn new(tokenizer: &Tokenizer, id: u32, logprobs: &TokenLogprobs) -> Self {
+        let one = |id: u32, logprob: f32| Probability {
+            id,
+            token: spelling(tokenizer, id),
+            bytes: tokenizer.token_bytes(id).to_vec(),
+            logprob: finite(logprob),
+        };
+        let top_logprobs = logprobs.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+        Self { token: one(id, logprobs.logprob), top_logprobs }
+    }
+}
+
+impl Timings {
+    fn new(usage: Usage, timings: RequestTimings) -> Self {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        let (prompt_n, predicted_n) = (usage.prompt_tokens - usage.cached_tokens, usage.generated_tokens);
+        let (prompt_ms, predicted_ms) = (ms(timings.prefill), ms(timings.decode));
+        Self {
+            cache_n: usage.cached_tokens,
+            prompt_n,
+            prompt_ms,
+            prompt_per_token_ms: ratio(prompt_ms, prompt_n as f64),
+            prompt_per_second: ratio(prompt_n as f64 * 1e3, prompt_ms),
+            predicted_n,
+            predicted_ms,
+            predicted_per_token_ms: ratio(predicted_ms, predicted_n as f64),
+            predicted_per_second: ratio(predicted_n as f64 * 1e3, predicted_ms),
+        }
+    }
+}
+
+impl Completion {
+    /// Adds the next part of the text.
+    fn add(&mut self, part: Self) {
+        let Self { index, content, tokens, id_slot, stop, tokens_predicted, tokens_evaluated, .. } = part;
+        self.content += &content;
+        self.tokens.extend(tokens);
+        (self.index, self.id_slot, self.stop) = (index, id_slot, stop);
+        (self.tokens_predicted, self.tokens_evaluated) = (tokens_predicted, tokens_evaluated);
+        if let Some(more) = part.completion_probabilities {
+            self.completion_probabilities.get_or_insert_default().extend(more);
+        }
+        self.end = part.end;
+    }
+}
+
+/// The answer: an object for one text, a list for several, or the fields of these that were asked for.
+pub struct CompletionAnswer;
+
+impl PartialSchema for CompletionAnswer {
+    fn schema() -> RefOr<Schema> {
+        let whole = Ref::from_schema_name(Completion::name());
+        let chosen = || Object::with_type(utoipa::openapi::Type::Object);
+        AnyOfBuilder::new().item(whole).item(chosen()).item(ArrayBuilder::new().items(chosen())).into()
+    }
+}
+
+impl ToSchema for CompletionAnswer {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((Completion::name().into_owned(), Completion::schema()));
+        Completion::schemas(schemas);
+    }
+}
+
+/// A text as far as it was written.
+pub struct WrittenText {
+    prompt: Arc<[u32]>,
+    truncated: bool,
+    settings: Map<String, Value>,
+    has_new_line: bool,
+    n_tokens: usize,
+    /// Tokens whose text waits for more of it, and their probabilities.
+    tokens: Vec<u32>,
+    probabilities: Vec<TokenProbability>,
+}
+
+impl WrittenText {
+    /// The text after `prompt`, of which something was cut off where it is `truncated`, as `settings` have it.
+    pub fn new(prompt: Arc<[u32]>, truncated: bool, settings: Map<String, Value>) -> Self {
+        let (tokens, probabilities) = (Vec::new(), Vec::new());
+        Self { prompt, truncated, settings, has_new_line: false, n_tokens: 0, tokens, probabilities }
+    }
+
+    /// A part of the text, number `index`, with the tokens that wait.
+    fn part(&mut self, index: usize, content: String) -> Completion {
+        self.has_new_line |= content.contains('\n');
+        let probabilities = std::mem::take(&mut self.probabilities);
+        Completion {
+            index,
+            content,
+            tokens: std::mem::take(&mut self.tokens),
+            id_slot: -1,
+            stop: false,
+            tokens_predicted: self.n_tokens,
+            tokens_evaluated: self.prompt.len(),
+            completion_probabilities: (!probabilities.is_empty()).then_some(probabilities),
+            end: None,
+        }
+    }
+}
+
+/// Makes llama.cpp's objects of events.
+pub struct CompletionWriter {
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    texts: Vec<WrittenText>,
+    options: AnswerOptions,
+}
+
+impl CompletionWriter {
+    /// For `texts` of `model`.
+    pub fn new(model: String, tokenizer: Arc<Tokenizer>, texts: Vec<WrittenText>, options: AnswerOptions) -> Self {
+        Self { model, tokenizer, texts, options }
+    }
+
+    /// What an event adds to text `i`; `None` where that is nothing yet.
+    fn take(&mut self, i: usize, event: Event) -> Result<Option<Completion>, ApiError> {
+        let text = &mut self.texts[i];
+        match event {
+            Event::Prompt(_) => Ok(None),
+            Event::Token { id, text: content, logprobs } => {
+                text.n_tokens += 1;
+                text.tokens.push(id);
+                text.probabilities.extend(logprobs.map(|l| TokenProbability::new(&self.tokenizer, id, &l)));
+                Ok((!content.is_empty()).then(|| text.part(i, content)))
+            }
+            Event::Done { reason, text: content, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
+                let part = text.part(i, content);
+                let is_full = reason == FinishReason::ContextFull;
+                let reason = EndReason::of_text(reason, stop_string)?;
+                let end = CompletionEnd {
+                    model: self.model.clone(),
+                    generation_settings: std::mem::take(&mut text.settings),
+                    prompt: self.tokenizer.decode(&text.prompt, true),
+                    has_new_line: text.has_new_line,
+                    truncated: text.truncated || is_full,
+                    stop_type: stop_type(&reason),
+                    stopping_word: match reason {
+                        EndReason::StopString(word) => word,
+                        EndReason::End | EndReason::Calls | EndReason::Length => String::new(),
+                    },
+                    tokens_cached: usage.cached_tokens,
+                    timings: Timings::new(usage, timings),
+                };
+                Ok(Some(Completion { stop: true, end: Some(end), ..part }))
+            }
+            Event::Failed(error) => Err(error.into()),
+        }
+    }
+
+    /// The fields of a finished text that were asked for.
+    fn chosen(&self, completion: &Completion) -> Value {
+        let whole = serde_json::to_value(completion).unwrap_or_default();
+        if self.options.fields.is_empty() {
+            return whole;
+        }
+        let field = |path: &String| {
+            let value = path.split('/').try_fold(&whole, |value, name| value.as_object()?.get(name))?;
+            Some((path.clone(), value.clone()))
+        };
+        Value::Object(self.options.fields.iter().filter_map(field).collect())
+    }
+}
+
+/// Answers with the submitted texts of `model`: as a stream, as an object, or as a list of several.
+pub async fn answer(app: App, model: ModelLease, submitted: Submitted, is_stream: bool) -> Result<Response, ApiError> {
+    let Submitted { events, mut writer, notes } = submitted;
+    let n_texts = events.len();
+    let mut texts = Texts::new(app, model, events);
+    if is_stream {
+        return Ok(notes.attach(stream(texts, Frames::default(), writer)));
+    }
+    let mut completions = vec![Completion::default(); n_texts];
+    while let Some((i, event)) = texts.next().await {
+        if let Some(part) = writer.take(i, event)? {
+            completions[i].add(part);
+        }
+    }
+    if !writer.options.return_tokens {
+        completions.iter_mut().for_each(|completion| completion.tokens.clear());
+    }
+    let mut answers: Vec<Value> = completions.iter().map(|completion| writer.chosen(completion)).collect();
+    let answer = match answers.pop() {
+        Some(answer) if answers.is_empty() => answer,
+        last => Value::Array(answers.into_iter().chain(last).collect()),
+    };
+    Ok(notes.attach(axum::Json(answer).into_response()))
+}
+
+impl Chunks for CompletionWriter {
+    fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
+        match self.take(i, event)? {
+            Some(part) if part.stop => out.data(&self.chosen(&part)),
+            Some(part) => out.data(&part),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, _: &mut Frames) {}
+
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        out.data(&ErrorBody::of(error));
+    }
+}
+
+/// llama.cpp's name for why a text ended.
+fn stop_type(reason: &EndReason) -> &'static str {
+    match reason {
+        EndReason::End | EndReason::Calls => "eos",
+        EndReason::StopString(_) => "word",
+        EndReason::Length => "limit",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_finite_whatever_they_are_of() {
+        let usage = Usage { prompt_tokens: 12, cached_tokens: 2, generated_tokens: 4 };
+        let timings = RequestTimings {
+            queued: Duration::from_secs(1),
+            prefill: Duration::from_millis(20),
+            decode: Duration::from_millis(40),
+        };
+        let expected = Timings {
+            cache_n: 2,
+            prompt_n: 10,
+            prompt_ms: 20.0,
+            prompt_per_token_ms: 2.0,
+            prompt_per_second: 500.0,
+            predicted_n: 4,
+            predicted_ms: 40.0,
+            predicted_per_token_ms: 10.0,
+            predicted_per_second: 100.0,
+        };
+        assert_eq!(Timings::new(usage, timings), expected);
+        let none = Timings::new(Usage::default(), RequestTimings::default());
+        assert_eq!((none.prompt_per_token_ms, none.predicted_per_second), (0.0, 0.0));
+    }
+}
