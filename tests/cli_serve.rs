@@ -125,6 +125,7 @@ fn what_cannot_work_is_told() {
         (["--max-connections", "0"], 2, "must be at least 1"),
         (["--max-connections-per-address", "0"], 2, "must be at least 1"),
         (["--max-bodies", "0"], 2, "must be at least 1"),
+        (["--response-store", empty], 1, "cannot keep responses in"),
         (["--parallel", "0"], 2, "must be at least 1"),
         (["--allowed-host", "https://chat.example"], 2, "without scheme and path"),
     ] {
@@ -200,6 +201,8 @@ fn no_number_is_too_large() {
         "--max-connections-per-address",
         "--max-body",
         "--max-bodies",
+        "--response-store-bytes",
+        "--response-store-count",
         "--grace",
         "--timeout",
         "--queue",

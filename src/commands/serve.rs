@@ -6,8 +6,8 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use metal_attention_server::http::{
-    HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, ServeError,
-    THREADS, serve,
+    HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, ResponseStore,
+    ServeError, StoreLimits, THREADS, serve,
 };
 use tokio::net::TcpListener;
 #[cfg(unix)]
@@ -104,6 +104,9 @@ pub struct Args {
 
     #[command(flatten)]
     access: AccessArgs,
+
+    #[command(flatten)]
+    responses: ResponseArgs,
 
     #[command(flatten)]
     engine: ReplicaArgs,
@@ -208,6 +211,34 @@ struct AccessArgs {
     max_connections_per_address: Option<usize>,
 }
 
+/// Which responses of /v1/responses are kept. Those that nobody asked for the longest go first.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Responses")]
+struct ResponseArgs {
+    /// Folder to keep responses in, which outlast the server there [default: in memory]
+    #[arg(long, value_name = "DIR")]
+    response_store: Option<PathBuf>,
+
+    /// Bytes of all responses that are kept; 0: none is kept
+    #[arg(long, value_name = "BYTES", default_value_t = StoreLimits::default().bytes)]
+    response_store_bytes: usize,
+
+    /// Responses that are kept; 0: none is kept
+    #[arg(long, value_name = "N", default_value_t = StoreLimits::default().responses)]
+    response_store_count: usize,
+}
+
+impl ResponseArgs {
+    fn store(&self) -> Result<ResponseStore, CliError> {
+        let limits = StoreLimits { responses: self.response_store_count, bytes: self.response_store_bytes };
+        match &self.response_store {
+            None => Ok(ResponseStore::in_memory(limits)),
+            Some(folder) => ResponseStore::in_folder(folder, limits)
+                .map_err(|e| CliError::General(format!("--response-store: {e}"))),
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let options = args.http_options()?;
@@ -216,7 +247,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             "cannot start the server's threads: {e}; the limit of processes (ulimit -u) or of memory is too low"
         ))
     })?;
+    let responses = options.responses.clone();
     let result = runtime.block_on(listen_and_serve(args, options));
+    responses.flush();
     // A model that is still loading is not waited for.
     runtime.shutdown_background();
     result
@@ -331,6 +364,7 @@ impl Args {
             hosts: [&self.host].into_iter().chain(&self.metrics_host).chain(&access.allowed_host).cloned().collect(),
             max_body: access.max_body,
             max_bodies: access.max_bodies,
+            responses: self.responses.store()?,
             max_connections: access.max_connections,
             max_connections_per_address: access.max_connections_per_address,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),

@@ -34,6 +34,8 @@ pub const MAX_BREAKERS: usize = 32;
 pub const MAX_BREAKER_BYTES: usize = 64;
 /// Most tokens whose logits a request changes.
 pub const MAX_LOGIT_BIAS: usize = 1 << 10;
+/// Most items of a conversation.
+pub const MAX_ITEMS: usize = 1 << 13;
 /// Most messages of a conversation.
 pub const MAX_MESSAGES: usize = 1 << 12;
 /// Most bytes of a text of which it is not clear from its length whether the context has room for it.
@@ -56,7 +58,7 @@ const fn limit(field: &'static str, values: usize, bytes: usize) -> Limit {
 }
 
 /// Fields that may hold more or less than [`OTHERS`].
-const LIMITS: [Limit; 22] = [
+const LIMITS: [Limit; 25] = [
     limit("prompt", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("tokens", MAX_IDS + 1, usize::MAX),
@@ -77,6 +79,9 @@ const LIMITS: [Limit; 22] = [
     limit("guided_regex", 64, 64 << 10),
     limit("regex", 64, 64 << 10),
     limit("response_fields", 64, 64 << 10),
+    limit("text", 8 << 10, 256 << 10),
+    limit("include", 64, 4 << 10),
+    limit("metadata", 1 << 10, 64 << 10),
     limit("chat_template_kwargs", 1 << 10, 64 << 10),
     limit("stream_options", 64, 64 << 10),
 ];
@@ -85,7 +90,7 @@ const LIMITS: [Limit; 22] = [
 const OTHERS: Limit = limit("", 64 << 10, usize::MAX);
 
 /// Fields whose values are schemas, which take far longer to follow than to read.
-const SCHEMAS: [&str; 5] = ["tools", "response_format", "format", "output_config", "output_format"];
+const SCHEMAS: [&str; 6] = ["tools", "response_format", "text", "format", "output_config", "output_format"];
 
 /// Fields whose texts may be grammars or schemas: a byte is as much work as a schema's value.
 #[rustfmt::skip]

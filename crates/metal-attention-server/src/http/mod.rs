@@ -29,6 +29,7 @@ mod options;
 mod page;
 mod peer;
 mod request_line;
+mod responses;
 mod routes;
 mod server;
 mod unsupported;
@@ -47,6 +48,7 @@ pub use models::{
 };
 pub use options::{EmptyKey, HttpOptions, Keys};
 pub use request_line::LOG_TARGET;
+pub use responses::{ResponseStore, StoreError, StoreLimits};
 pub use server::{Listeners, ServeError, serve};
 pub use work::THREADS;
 

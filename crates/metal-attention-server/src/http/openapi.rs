@@ -94,7 +94,8 @@ pub const OPEN_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/openapi.
 /// The operations of a path, and whether each has a body.
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool)> {
     let get = item.get.iter_mut().map(|operation| (operation, false));
-    get.chain(item.post.iter_mut().map(|operation| (operation, true)))
+    let delete = item.delete.iter_mut().map(|operation| (operation, false));
+    get.chain(delete).chain(item.post.iter_mut().map(|operation| (operation, true)))
 }
 
 /// The schema of `T`, and those that it is made of, with their names.

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use axum::http::HeaderValue;
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+
+use super::responses::ResponseStore;
 
 /// How the server is set up.
 #[derive(Debug, Clone)]
@@ -23,6 +26,8 @@ pub struct HttpOptions {
     pub max_body: usize,
     /// Most bytes of all bodies that are held at a time.
     pub max_bodies: usize,
+    /// Where responses are kept.
+    pub responses: ResponseStore,
     /// Most connections at a time. Where there are more, those that wait for their clients are given up.
     pub max_connections: usize,
     /// Most connections of one address at a time; `None`: three quarters of all.
@@ -51,6 +56,7 @@ impl Default for HttpOptions {
             hosts: Vec::new(),
             max_body: 8 << 20,
             max_bodies: 64 << 20,
+            responses: ResponseStore::default(),
             max_connections: 512,
             max_connections_per_address: None,
             header_timeout: Duration::from_secs(10),
@@ -96,6 +102,12 @@ impl Keys {
         let equal = self.0.iter().map(|known| bool::from(known.as_bytes().ct_eq(key)));
         equal.enumerate().fold(None, |found, (i, equal)| if equal { Some(i) } else { found })
     }
+
+    /// A name for key `number` that tells nothing of it, and is the same as long as the key is.
+    pub(super) fn fingerprint(&self, number: usize) -> Option<String> {
+        let digest = Sha256::new_with_prefix("metal-attention key\n").chain_update(self.0.get(number)?).finalize();
+        Some(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
 }
 
 impl std::fmt::Debug for Keys {
@@ -116,6 +128,8 @@ mod tests {
             assert_eq!(keys.number(wrong), None, "{wrong:?}");
         }
         assert_eq!(format!("{keys:?}"), "2 keys");
+        assert_eq!(keys.fingerprint(0).map(|name| name.len()), Some(64));
+        assert!(keys.fingerprint(0) != keys.fingerprint(1) && keys.fingerprint(2).is_none());
         assert!(Keys::default().is_empty() && Keys::default().number(b"").is_none());
         for empty in ["", " ", "\n"] {
             assert_eq!(Keys::new(["one".to_owned(), empty.to_owned()]).unwrap_err(), EmptyKey);

@@ -6,7 +6,7 @@ use axum::extract::Request;
 use axum::http::{Method, Response};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
-use axum::routing::{any, get};
+use axum::routing::{any, get, post};
 use axum::{Router, body::Body};
 use futures_util::FutureExt;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -15,6 +15,7 @@ use utoipa_axum::routes;
 
 use super::llama_cpp::{completion, infill, props, slots, template, tokens};
 use super::openai::{chat, completions, embeddings, models, rerank};
+use super::responses::{create, stored};
 use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, ollama, openapi, page};
 
 /// All routes. `checks_host`: only names of this machine may lead here.
@@ -31,6 +32,18 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .routes(at("/v1/reranking", routes!(rerank::rerank)))
         .routes(at("/rerank", routes!(rerank::rerank)))
         .routes(at("/reranking", routes!(rerank::rerank)))
+        .routes(routes!(create::create))
+        .routes(routes!(create::input_tokens))
+        .routes(routes!(create::compact))
+        .routes(routes!(stored::retrieve, stored::delete))
+        .routes(routes!(stored::cancel))
+        .routes(routes!(stored::input_items))
+        .route("/responses", post(create::create))
+        .route("/responses/input_tokens", post(create::input_tokens))
+        .route("/responses/compact", post(create::compact))
+        .route("/responses/{id}", get(stored::retrieve).delete(stored::delete))
+        .route("/responses/{id}/cancel", post(stored::cancel))
+        .route("/responses/{id}/input_items", get(stored::input_items))
         .routes(routes!(models::models))
         .routes(at("/models", routes!(models::models)))
         .routes(routes!(models::model))

@@ -12,6 +12,7 @@ mod ollama;
 mod ollama_models;
 mod ranking;
 mod replicas;
+mod responses;
 mod several;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;

@@ -53,6 +53,14 @@ fn a_request_that_meets_nan_fails_alone() {
     assert!(events.len() >= 2 && events.last().is_some_and(|event| event == "[DONE]"), "{events:?}");
     let failed: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
     assert_eq!(failed["error"]["code"], "model_gave_no_numbers");
+    let bias = json!({"input": "Hello", "logit_bias": {"400": 100}, "stream": true});
+    let events = server.stream("/v1/responses", &bias).map(|event| serde_json::from_str(&event).unwrap());
+    let events: Vec<Value> = events.collect();
+    let [.., told, failed] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!((&told["type"], &told["code"]), (&json!("error"), &json!("server_error")));
+    assert_eq!((&failed["type"], &failed["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+    assert_eq!(failed["response"]["error"], json!({"code": "server_error", "message": told["message"]}));
+    assert_eq!(failed["sequence_number"], events.len() - 1);
     for input in [vec![1, DAMAGED], long(DAMAGED)] {
         assert_eq!(server.post("/v1/embeddings", &json!({"input": input})).error(), error);
     }

@@ -41,7 +41,7 @@ pub enum Content {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = MessageBlock)]
-enum Block {
+pub(super) enum Block {
     /// A text.
     Text(String),
     /// An object with a `type`, such as `{"type": "text", "text": ...}`, `tool_use`, `tool_result` and `thinking`.

@@ -12,9 +12,9 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::job::sampling::SamplingFields;
+use crate::http::job::stop::Stop;
 use crate::http::models::Loaded;
 use crate::http::notes::Notes;
-use crate::http::job::stop::Stop;
 use crate::http::unsupported::{self, Neutral, RefusedField, Unused};
 
 /// Options that would change the text and that this server does not have.

@@ -8,6 +8,6 @@ pub mod fields;
 pub mod logprobs;
 pub mod models;
 pub mod rerank;
-mod thinking;
+pub mod thinking;
 pub mod unsupported;
 mod usage;

@@ -1,0 +1,87 @@
+//! `/v1/responses`: the next items of a conversation; and how many tokens it has.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::Client;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::request::ResponseRequest;
+use super::response::ResponseObject;
+use super::store::{self, Shelf};
+use super::writer::{ResponseChunks, Writer};
+use crate::http::answer::{Frames, Texts, stream};
+use crate::http::body::Json;
+use crate::http::{ApiError, App, prepare};
+
+/// Answers with the next items of a conversation.
+#[utoipa::path(post, path = "/v1/responses", tag = "openai", request_body = ResponseRequest, responses(
+    (status = 200, description = "The response, whole or as server-sent events",
+        content((ResponseObject = "application/json"), (String = "text/event-stream")))))]
+pub async fn create(
+    State(app): State<App>,
+    client: Client,
+    request: Json<ResponseRequest>,
+) -> Result<Response, ApiError> {
+    let model = app.lease(request.model.as_deref()).await?;
+    let stream_wanted = request.stream;
+    let lease = model.clone();
+    let begin = move |app: &App, request: &ResponseRequest| {
+        let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
+        let id = store::response_id();
+        let turn = request.turn(&shelf, &id)?;
+        let mut chat = turn.job.submit(app, &lease, client).map_err(|error| request.explained(error))?;
+        let asked = request.asked(&lease, lease.answer_name(&mut chat.notes))?;
+        let record = request.is_kept().then(|| shelf.record(turn.items));
+        let writer = Writer::new(id, asked, request.wanted(), &lease.tokenizer, record);
+        Ok((chat, writer))
+    };
+    let (chat, mut writer) = prepare(&app, request, begin).await?;
+    let mut texts = Texts::new(app, model, chat.events);
+    let mut replies = chat.replies;
+    if stream_wanted {
+        let mut before = Frames::default();
+        writer.begin(&mut before);
+        return Ok(chat.notes.attach(stream(texts, before, ResponseChunks::new(replies, writer))));
+    }
+    while let Some((i, event)) = texts.next().await {
+        // A whole answer has the same items as a stream, without its events.
+        writer.add(replies.take(i, event)?, &mut Frames::default());
+    }
+    Ok(chat.notes.attach(axum::Json(writer.into_response()).into_response()))
+}
+
+/// How many tokens a conversation has.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct InputTokens {
+    /// `response.input_tokens`.
+    object: &'static str,
+    /// Tokens of the prompt.
+    input_tokens: usize,
+}
+
+/// Counts the tokens of the prompt that a request for a response makes.
+#[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai", request_body = ResponseRequest,
+    responses((status = 200, description = "The number of tokens", body = InputTokens)))]
+pub async fn input_tokens(
+    State(app): State<App>,
+    client: Client,
+    request: Json<ResponseRequest>,
+) -> Result<axum::Json<InputTokens>, ApiError> {
+    let model = app.lease(request.model.as_deref()).await?;
+    let count = move |app: &App, request: &ResponseRequest| {
+        let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
+        Ok(request.turn(&shelf, "")?.job.prompt(&model)?.len())
+    };
+    let input_tokens = prepare(&app, request, count).await?;
+    Ok(axum::Json(InputTokens { object: "response.input_tokens", input_tokens }))
+}
+
+/// Refuses to compact a conversation.
+#[utoipa::path(post, path = "/v1/responses/compact", tag = "openai",
+    responses((status = 400, description = "This server compacts no conversations", body = crate::http::error::ErrorBody)))]
+pub async fn compact() -> ApiError {
+    let message = "/v1/responses/compact is not supported: this server compacts no conversations; have the model sum the \
+                   conversation up in a response, and begin a new one with that";
+    ApiError::invalid(message).with_code("unsupported_endpoint")
+}

@@ -1,0 +1,439 @@
+//! The items of a request's input.
+
+use std::fmt;
+
+use metal_attention_chat::Role;
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::thoughts;
+use crate::http::ApiError;
+use crate::http::limits::MAX_ITEMS;
+
+/// An item of the input, as it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// A message.
+    Message {
+        /// Who says it.
+        role: Role,
+        /// What.
+        text: String,
+    },
+    /// What the model thought; `None`: that is not known.
+    Thoughts(Option<String>),
+    /// A call of a function.
+    Call {
+        /// The call's name.
+        id: String,
+        /// The function's namespace.
+        namespace: Option<String>,
+        /// The function.
+        name: String,
+        /// The arguments: a JSON object as text.
+        arguments: String,
+    },
+    /// A call of a custom tool.
+    CustomCall {
+        /// The call's name.
+        id: String,
+        /// The tool's namespace.
+        namespace: Option<String>,
+        /// The tool.
+        name: String,
+        /// What it is called with.
+        input: String,
+    },
+    /// What a tool has answered.
+    Output {
+        /// The call that it answers.
+        call_id: String,
+        /// The answer.
+        text: String,
+    },
+    /// An item of a response that is stored, by its id.
+    Reference(String),
+    /// An item of another type, which the conversation goes on without.
+    PassedOver(String),
+}
+
+/// An item as it was sent, and as it is read.
+#[derive(Debug, Clone)]
+pub struct SentItem {
+    /// Its JSON.
+    pub json: Box<RawValue>,
+    /// Its own id.
+    pub id: Option<String>,
+    /// What it is.
+    pub item: Item,
+}
+
+/// Reads the field `input`: a text, an item, or a list of items.
+pub fn read(input: Option<&RawValue>) -> Result<Vec<SentItem>, ApiError> {
+    let Some(input) = input else { return Ok(Vec::new()) };
+    let wrong = || ApiError::field("input", "input must be a text or a list of items");
+    match input.get().as_bytes().first() {
+        Some(b'n') => Ok(Vec::new()),
+        Some(b'"') => {
+            let text = String::deserialize(input).map_err(|_| wrong())?;
+            let item = json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]});
+            let json = to_raw_value(&item).map_err(|_| wrong())?;
+            Ok(vec![SentItem { json, id: None, item: Item::Message { role: Role::User, text } }])
+        }
+        Some(b'{') => Ok(vec![SentItem::read(input, "input")?]),
+        Some(b'[') => {
+            let list = Vec::<&RawValue>::deserialize(input).map_err(|_| wrong())?;
+            if list.len() > MAX_ITEMS {
+                let message = format!("input has {} items; at most {MAX_ITEMS} are allowed", list.len());
+                return Err(ApiError::field("input", message));
+            }
+            list.into_iter().enumerate().map(|(i, item)| SentItem::read(item, &format!("input[{i}]"))).collect()
+        }
+        Some(_) | None => Err(wrong()),
+    }
+}
+
+impl SentItem {
+    /// Reads an item, which is at `place` in the request.
+    pub fn read(json: &RawValue, place: &str) -> Result<Self, ApiError> {
+        let failed = |error: serde_json::Error| {
+            let message = error.to_string();
+            let message = message.split(" at line ").next().unwrap_or_default();
+            ApiError::field(place, format!("{place}: {message}"))
+        };
+        if !json.get().starts_with('{') {
+            return Err(ApiError::field(place, format!("{place} must be an item, which is an object")));
+        }
+        let head = Head::deserialize(json).map_err(failed)?;
+        let item = head.read(json).map_err(failed)?;
+        Ok(Self { json: json.to_owned(), id: head.id, item })
+    }
+
+    /// The item as a response keeps it: a message in its full form, and each with an id, which is `id` where it has none.
+    pub fn kept(&self, id: &str) -> Box<RawValue> {
+        let id = self.id.as_deref().unwrap_or(id);
+        let (kind, part) = match &self.item {
+            Item::Message { role: Role::Assistant, text } => {
+                (Role::Assistant, json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}))
+            }
+            Item::Message { role, text } => (*role, json!({"type": "input_text", "text": text})),
+            Item::Thoughts(_)
+            | Item::Call { .. }
+            | Item::CustomCall { .. }
+            | Item::Output { .. }
+            | Item::Reference(_)
+            | Item::PassedOver(_) => {
+                return match (&self.id, self.json.get().strip_prefix('{')) {
+                    (None, Some(rest)) => {
+                        let comma = if rest.trim_start().starts_with('}') { "" } else { "," };
+                        RawValue::from_string(format!("{{\"id\":{}{comma}{rest}", json!(id)))
+                            .unwrap_or_else(|_| self.json.clone())
+                    }
+                    (Some(_) | None, _) => self.json.clone(),
+                };
+            }
+        };
+        let message =
+            json!({"id": id, "type": "message", "role": kind.name(), "status": "completed", "content": [part]});
+        to_raw_value(&message).unwrap_or_else(|_| self.json.clone())
+    }
+}
+
+/// What tells how an item is read.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    id: Option<String>,
+    role: Option<String>,
+}
+
+impl Head {
+    fn read(&self, json: &RawValue) -> Result<Item, serde_json::Error> {
+        let kind = match (&self.kind, &self.role, &self.id) {
+            (Some(kind), _, _) => kind,
+            (None, Some(_), _) => "message",
+            (None, None, Some(_)) => "item_reference",
+            (None, None, None) => return Err(Error::custom("an item needs a type, or a role and a content")),
+        };
+        match kind {
+            "message" => {
+                let role = match self.role.as_deref() {
+                    Some("user") => Role::User,
+                    Some("assistant") => Role::Assistant,
+                    Some("system") => Role::System,
+                    Some("developer") => Role::Developer,
+                    other => {
+                        let message = "the role of a message must be user, assistant, system or developer";
+                        let given = other.map_or("missing".into(), |role| format!("{role:?}"));
+                        return Err(Error::custom(format!("{message}; it is {given}")));
+                    }
+                };
+                Ok(Item::Message { role, text: MessageFields::deserialize(json)?.content.0 })
+            }
+            "reasoning" => {
+                let fields = ReasoningFields::deserialize(json)?;
+                let thoughts = fields.content.map(|Text(text)| text).filter(|text| !text.is_empty());
+                let sealed = || fields.encrypted_content.as_deref().and_then(thoughts::opened);
+                let summary = || fields.summary.as_ref().map(|Text(text)| text.clone());
+                Ok(Item::Thoughts(thoughts.or_else(sealed).or_else(summary).filter(|text| !text.is_empty())))
+            }
+            "function_call" => {
+                let fields = CallFields::deserialize(json)?;
+                let arguments = match &fields.arguments {
+                    None => String::new(),
+                    Some(json) => String::deserialize(&**json).unwrap_or_else(|_| json.get().to_owned()),
+                };
+                let arguments = if ["", "null"].contains(&arguments.trim()) { "{}".into() } else { arguments };
+                Ok(Item::Call { id: fields.call_id, namespace: fields.namespace, name: fields.name, arguments })
+            }
+            "custom_tool_call" => {
+                let CallFields { call_id: id, namespace, name, input, .. } = CallFields::deserialize(json)?;
+                Ok(Item::CustomCall { id, namespace, name, input: input.unwrap_or_default() })
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                let OutputFields { call_id, output: Text(text) } = OutputFields::deserialize(json)?;
+                Ok(Item::Output { call_id, text })
+            }
+            "item_reference" => match &self.id {
+                Some(id) => Ok(Item::Reference(id.clone())),
+                None => Err(Error::missing_field("id")),
+            },
+            "compaction_trigger" => Err(Error::custom(
+                "a compaction_trigger is not supported, as this server compacts no conversations: send a shorter one",
+            )),
+            other => Ok(Item::PassedOver(other.to_owned())),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct MessageFields {
+    #[serde(default)]
+    content: Text,
+}
+
+#[derive(Deserialize)]
+struct ReasoningFields {
+    content: Option<Text>,
+    summary: Option<Text>,
+    encrypted_content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct CallFields {
+    call_id: String,
+    namespace: Option<String>,
+    name: String,
+    arguments: Option<Box<RawValue>>,
+    input: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct OutputFields {
+    call_id: String,
+    #[serde(default)]
+    output: Text,
+}
+
+/// A text, as it is or in parts.
+#[derive(Debug, Default)]
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = Text;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, or a list of parts")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Text, E> {
+        Ok(Text::default())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
+        Ok(Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Text, A::Error> {
+        let mut text = String::new();
+        while let Some(Text(part)) = parts.next_element()? {
+            text += &part;
+        }
+        Ok(Text(text))
+    }
+
+    /// A part.
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Text, A::Error> {
+        let part = Part::deserialize(MapAccessDeserializer::new(map))?;
+        let text = match part.kind.as_deref().unwrap_or("text") {
+            "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text" => part.text,
+            "refusal" => part.refusal,
+            // What another server has encrypted.
+            "encrypted_content" => None,
+            "input_image" | "image_url" | "image" => {
+                return Err(A::Error::custom(
+                    "this model sees no pictures: leave the input_image out, or describe it in a part of type input_text",
+                ));
+            }
+            "input_file" | "file" => {
+                return Err(A::Error::custom(
+                    "input_file is not supported: put the file's text into a part of type input_text",
+                ));
+            }
+            other => {
+                return Err(A::Error::custom(format!(
+                    "a part of type {other:?} cannot be read: the model reads text only, in parts of type input_text"
+                )));
+            }
+        };
+        Ok(Text(text.unwrap_or_default()))
+    }
+}
+
+/// A part of a text.
+#[derive(Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    text: Option<String>,
+    refusal: Option<String>,
+    /// Parts of other types have what they like.
+    #[serde(rename = "image_url")]
+    _image: Option<IgnoredAny>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn items(input: &Value) -> Result<Vec<Item>, ApiError> {
+        let raw = to_raw_value(input).unwrap();
+        Ok(read(Some(&raw))?.into_iter().map(|sent| sent.item).collect())
+    }
+
+    fn refused(input: &Value) -> String {
+        let error = items(input).unwrap_err();
+        let body = serde_json::to_value(error.body()).unwrap();
+        assert_eq!(error.status(), 400);
+        assert!(body["error"]["param"].as_str().unwrap().starts_with("input"), "{body}");
+        error.message().to_owned()
+    }
+
+    fn user(text: &str) -> Item {
+        Item::Message { role: Role::User, text: text.into() }
+    }
+
+    #[test]
+    fn items_have_many_forms() {
+        let call = |arguments: &str| Item::Call {
+            id: "c".into(),
+            namespace: None,
+            name: "f".into(),
+            arguments: arguments.into(),
+        };
+        let output = |text: &str| Item::Output { call_id: "c".into(), text: text.into() };
+        let thoughts = |text: Option<&str>| Item::Thoughts(text.map(str::to_owned));
+        for (item, expected) in [
+            (json!({"role": "user", "content": "a"}), user("a")),
+            (json!({"type": null, "role": "user", "content": null}), user("")),
+            (json!({"role": "user", "content": {"type": "input_text", "text": "a"}}), user("a")),
+            (
+                json!({"role": "user", "content": [{"type": "input_text", "text": "a"}, {"text": "b"}, "c"]}),
+                user("abc"),
+            ),
+            (
+                json!({"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}),
+                Item::Message { role: Role::Assistant, text: "no".into() },
+            ),
+            (json!({"type": "reasoning", "summary": null, "content": null}), thoughts(None)),
+            (json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}), thoughts(None)),
+            (json!({"type": "reasoning", "encrypted_content": thoughts::sealed("hm")}), thoughts(Some("hm"))),
+            (json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}), thoughts(Some("hm"))),
+            (json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}), thoughts(Some("hm"))),
+            (
+                json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{\"a\":1}"}),
+                call("{\"a\":1}"),
+            ),
+            (json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}}), call("{\"a\":1}")),
+            (json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": ""}), call("{}")),
+            (json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": null}), call("{}")),
+            (json!({"type": "function_call", "call_id": "c", "name": "f"}), call("{}")),
+            (
+                json!({"type": "custom_tool_call", "call_id": "c", "namespace": "n", "name": "f", "input": "x"}),
+                Item::CustomCall { id: "c".into(), namespace: Some("n".into()), name: "f".into(), input: "x".into() },
+            ),
+            (json!({"type": "function_call_output", "call_id": "c", "output": "x"}), output("x")),
+            (
+                json!({"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]}),
+                output("x"),
+            ),
+            (json!({"type": "item_reference", "id": "msg_1"}), Item::Reference("msg_1".into())),
+            (json!({"id": "msg_1"}), Item::Reference("msg_1".into())),
+            (
+                json!({"type": "web_search_call", "id": "ws_1", "output": {"x": 1}, "content": 1}),
+                Item::PassedOver("web_search_call".into()),
+            ),
+        ] {
+            assert_eq!(items(&json!([item])).unwrap(), [expected], "{item}");
+        }
+        assert_eq!(items(&json!("a")).unwrap(), [user("a")]);
+        assert_eq!(items(&json!({"role": "user", "content": "a"})).unwrap(), [user("a")]);
+        assert_eq!(items(&Value::Null).unwrap(), []);
+    }
+
+    #[test]
+    fn wrong_items_are_refused_with_their_place() {
+        let picture = json!({"type": "input_image", "image_url": "data:image/png;base64,AAAA"});
+        let message = refused(&json!(["x", {"role": "user", "content": [picture]}]));
+        assert_eq!(message, "input[0] must be an item, which is an object");
+        let message = refused(&json!([{"role": "user", "content": [picture]}]));
+        assert!(message.starts_with("input[0]: this model sees no pictures: "), "{message}");
+        let message = refused(&json!([{"type": "function_call_output", "call_id": "c", "output": [picture]}]));
+        assert!(message.starts_with("input[0]: this model sees no pictures: "), "{message}");
+        for wrong in [
+            json!(1),
+            json!([1]),
+            json!([{}]),
+            json!([{"role": "tool", "content": "x"}]),
+            json!([{"role": "user", "content": 1}]),
+            json!([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]),
+            json!([{"role": "user", "content": [{"type": "input_audio"}]}]),
+            json!([{"type": "function_call", "name": "f"}]),
+            json!([{"type": "function_call_output", "output": "x"}]),
+            json!([{"type": "item_reference"}]),
+            json!([{"type": "compaction_trigger"}]),
+            json!([{"type": 1}]),
+        ] {
+            refused(&wrong);
+        }
+        assert!(refused(&json!(vec![json!({"role": "user"}); MAX_ITEMS + 1])).contains("at most 8192"));
+    }
+
+    #[test]
+    fn items_are_kept_with_ids() {
+        let kept = |item: Value| {
+            let sent = SentItem::read(&to_raw_value(&item).unwrap(), "input").unwrap();
+            serde_json::from_str::<Value>(sent.kept("x_1").get()).unwrap()
+        };
+        let part = json!({"type": "input_text", "text": "ab"});
+        let message = json!({"id": "x_1", "type": "message", "role": "user", "status": "completed", "content": [part]});
+        assert_eq!(kept(json!({"role": "user", "content": ["a", "b"]})), message);
+        assert_eq!(kept(json!({"type": "teapot"})), json!({"id": "x_1", "type": "teapot"}));
+        let own = json!({"id": "fc_1", "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"});
+        assert_eq!(kept(own.clone()), own);
+    }
+}

@@ -1,0 +1,211 @@
+//! Responses that are kept: `/v1/responses/{id}` and what is below it.
+
+use axum::Extension;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use metal_attention::scheduler::Client;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::response::ResponseObject;
+use super::store::Shelf;
+use crate::http::error::ErrorBody;
+use crate::http::job::generation::check;
+use crate::http::peer::Peer;
+use crate::http::work::Weight;
+use crate::http::{ApiError, App};
+
+/// Most items of a page.
+const MAX_PAGE: usize = 100;
+/// Items of a page where a request does not say.
+const PAGE: usize = 20;
+
+/// Does `work` with the responses of `client`, where it holds up nobody.
+async fn on_shelf<T: Send + 'static>(
+    app: &App,
+    client: Client,
+    peer: Peer,
+    work: impl FnOnce(&Shelf) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
+    app.work.run(peer, Weight::Small, move || work(&shelf)).await
+}
+
+fn not_found(id: &str) -> ApiError {
+    let message = format!("there is no response {id:?} here: it was not kept, or others have taken its place");
+    ApiError::not_found("response_not_found", message).with_param("id")
+}
+
+fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+    query.map(|Query(query)| query).map_err(|error| ApiError::invalid(error.body_text()))
+}
+
+/// How a response is wanted.
+#[derive(Debug, Deserialize)]
+pub struct Retrieval {
+    /// True: as a stream, which is refused.
+    stream: Option<bool>,
+}
+
+/// Shows a response that is kept.
+#[utoipa::path(get, path = "/v1/responses/{id}", tag = "openai",
+    params(("id" = String, Path, description = "The response's name", min_length = 1),
+        ("stream" = Option<bool>, Query, description = "True: as a stream, which is refused")),
+    responses(
+        (status = 200, description = "The response", body = ResponseObject),
+        (status = 404, description = "There is no such response", body = ErrorBody)))]
+pub async fn retrieve(
+    State(app): State<App>,
+    client: Client,
+    Extension(peer): Extension<Peer>,
+    Path(id): Path<String>,
+    retrieval: Result<Query<Retrieval>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    if query(retrieval)?.stream == Some(true) {
+        let message = "stream is not supported for a response that is kept: leave it out";
+        return Err(ApiError::field("stream", message).with_code("unsupported_parameter"));
+    }
+    let read = move |shelf: &Shelf| match shelf.get(&id)? {
+        Some(body) => Ok(body.read::<&RawValue>()?.response.get().to_owned()),
+        None => Err(not_found(&id)),
+    };
+    let json = on_shelf(&app, client, peer, read).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+/// A response that is no longer kept.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct DeletedResponse {
+    /// Its name.
+    id: String,
+    /// `response`.
+    object: &'static str,
+    /// True.
+    deleted: bool,
+}
+
+/// Forgets a response.
+#[utoipa::path(delete, path = "/v1/responses/{id}", tag = "openai",
+    params(("id" = String, Path, description = "The response's name", min_length = 1)),
+    responses(
+        (status = 200, description = "The response is forgotten", body = DeletedResponse),
+        (status = 404, description = "There is no such response", body = ErrorBody)))]
+pub async fn delete(
+    State(app): State<App>,
+    client: Client,
+    Extension(peer): Extension<Peer>,
+    Path(id): Path<String>,
+) -> Result<axum::Json<DeletedResponse>, ApiError> {
+    let remove = move |shelf: &Shelf| {
+        let was_there = shelf.remove(&id)?;
+        was_there.then_some(DeletedResponse { id: id.clone(), object: "response", deleted: true }).ok_or(not_found(&id))
+    };
+    on_shelf(&app, client, peer, remove).await.map(axum::Json)
+}
+
+/// Refuses to cancel a response: those that are kept are complete.
+#[utoipa::path(post, path = "/v1/responses/{id}/cancel", tag = "openai",
+    params(("id" = String, Path, description = "The response's name", min_length = 1)),
+    responses(
+        (status = 400, description = "No response is generated in the background", body = ErrorBody),
+        (status = 404, description = "There is no such response", body = ErrorBody)))]
+pub async fn cancel(
+    State(app): State<App>,
+    client: Client,
+    Extension(peer): Extension<Peer>,
+    Path(id): Path<String>,
+) -> Result<(), ApiError> {
+    let refuse = move |shelf: &Shelf| {
+        match shelf.get(&id)? {
+        Some(_) => Err(ApiError::invalid(
+            "cancel is not supported: only responses in the background are cancelled, and this server has none; to end a \
+             response close its connection",
+        )
+        .with_code("unsupported_endpoint")),
+        None => Err(not_found(&id)),
+    }
+    };
+    on_shelf(&app, client, peer, refuse).await
+}
+
+/// Which items of a response are wanted.
+#[derive(Debug, Deserialize)]
+pub struct Page {
+    /// The item before the first one.
+    after: Option<String>,
+    /// Most items.
+    limit: Option<usize>,
+    /// Which come first: `asc`, the oldest; `desc`, the newest, as without a word about it.
+    order: Option<Order>,
+}
+
+/// Which items come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    /// The oldest.
+    Asc,
+    /// The newest.
+    Desc,
+}
+
+/// Items that a response answers.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ItemList {
+    /// `list`.
+    object: &'static str,
+    /// The items.
+    data: Vec<Value>,
+    /// The first one's name.
+    #[schema(required)]
+    first_id: Option<String>,
+    /// The last one's name.
+    #[schema(required)]
+    last_id: Option<String>,
+    /// Whether there are more after it.
+    has_more: bool,
+}
+
+/// Lists the items that a response answers, those of earlier turns too.
+#[utoipa::path(get, path = "/v1/responses/{id}/input_items", tag = "openai",
+    params(("id" = String, Path, description = "The response's name", min_length = 1),
+        ("after" = Option<String>, Query, description = "The name of the item before the first one"),
+        ("limit" = Option<usize>, Query, description = "Most items", minimum = 1, maximum = 100),
+        ("order" = inline(Option<Order>), Query, description = "Which come first; without it, the newest")),
+    responses(
+        (status = 200, description = "The items", body = ItemList),
+        (status = 404, description = "There is no such response", body = ErrorBody)))]
+pub async fn input_items(
+    State(app): State<App>,
+    client: Client,
+    Extension(peer): Extension<Peer>,
+    Path(id): Path<String>,
+    page: Result<Query<Page>, QueryRejection>,
+) -> Result<axum::Json<ItemList>, ApiError> {
+    let Page { after, limit, order } = query(page)?;
+    let limit = limit.unwrap_or(PAGE);
+    check("limit", limit, 1..=MAX_PAGE)?;
+    let list = move |shelf: &Shelf| {
+        let Some(body) = shelf.get(&id)? else { return Err(not_found(&id)) };
+        let mut items = body.read::<serde::de::IgnoredAny>()?.input;
+        if order != Some(Order::Asc) {
+            items.reverse();
+        }
+        let named = |item: &&RawValue| serde_json::from_str::<Value>(item.get()).unwrap_or_default();
+        let name = |item: &Value| item["id"].as_str().map(str::to_owned);
+        let mut rest = items.iter();
+        if let Some(after) = &after
+            && !rest.any(|item| name(&named(item)).as_ref() == Some(after))
+        {
+            return Err(ApiError::field("after", format!("after: the response has no item {after:?}")));
+        }
+        let data: Vec<Value> = rest.by_ref().take(limit).map(named).collect();
+        let (first_id, last_id) = (data.first().and_then(name), data.last().and_then(name));
+        Ok(ItemList { object: "list", data, first_id, last_id, has_more: rest.next().is_some() })
+    };
+    on_shelf(&app, client, peer, list).await.map(axum::Json)
+}

@@ -1,0 +1,34 @@
+//! `encrypted_content` of reasoning items: the thoughts in a form that clients send back unread.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+/// What begins the content that this server writes. Nothing is encrypted: the client has the thoughts anyway.
+const PREFIX: &str = "metal-attention-1:";
+
+/// The content that holds `thoughts`.
+pub fn sealed(thoughts: &str) -> String {
+    format!("{PREFIX}{}", STANDARD.encode(thoughts))
+}
+
+/// The thoughts in a content; `None` where another server wrote it.
+pub fn opened(content: &str) -> Option<String> {
+    let bytes = STANDARD.decode(content.strip_prefix(PREFIX)?).ok()?;
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thoughts_come_back() {
+        for thoughts in ["", "Hm.\n\u{1f642}"] {
+            assert_eq!(opened(&sealed(thoughts)).as_deref(), Some(thoughts));
+        }
+        assert_eq!(sealed("Hm."), "metal-attention-1:SG0u");
+        for foreign in ["", "gAAAA", "metal-attention-2:SG0u", "metal-attention-1:%", "metal-attention-1:/w=="] {
+            assert_eq!(opened(foreign), None, "{foreign}");
+        }
+    }
+}

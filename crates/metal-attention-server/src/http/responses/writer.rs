@@ -1,0 +1,484 @@
+//! From what is generated to a response's items, and the events of its stream.
+
+use std::sync::Arc;
+
+use metal_attention::scheduler::Event;
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention_chat::AnswerEvent;
+use serde::Serialize;
+use serde_json::json;
+
+use super::custom_input::{CustomInput, is_whole};
+use super::response::{
+    Asked, IncompleteDetails, OutputItem, Part, ResponseError, ResponseObject, ResponseUsage, Status,
+};
+use super::store::{self, Record};
+use super::thoughts;
+use super::tools::{OfferedTool, ToolKind, Tools};
+use crate::http::answer::{Chunks, Frames};
+use crate::http::job::reply::{ChatEnd, ChatEvent, EndReason, Replies};
+use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::{ApiError, now};
+
+/// How a response is written.
+pub struct Wanted {
+    /// The tools that the model was told of.
+    pub tools: Tools,
+    /// The tool that the whole text is the input of.
+    pub input_of: Option<OfferedTool>,
+    /// Reasoning items have their thoughts as a summary, too.
+    pub sums_up: bool,
+    /// Reasoning items have their thoughts in a form that can be given back.
+    pub seals_thoughts: bool,
+    /// Texts have the log probabilities of their tokens.
+    pub with_logprobs: bool,
+}
+
+/// Makes the response of what is generated.
+pub struct Writer {
+    response: ResponseObject,
+    wanted: Wanted,
+    tokenizer: Arc<Tokenizer>,
+    /// Where the response is kept.
+    record: Option<Record>,
+    /// The next event's number.
+    number: u64,
+    /// What the last item is, while it grows.
+    open: Option<Open>,
+    /// White space that is no text yet: nothing but a call may come after it.
+    blank: String,
+    /// Log probabilities of tokens whose text is yet to come.
+    logprobs: Vec<ChatTokenLogprob>,
+}
+
+/// An item that grows.
+enum Open {
+    Reasoning(String),
+    Message {
+        text: String,
+        logprobs: Vec<ChatTokenLogprob>,
+    },
+    Function(String),
+    /// The arguments of the function that stands for a custom tool.
+    Custom(CustomInput),
+    /// The whole text is the input.
+    Input(String),
+}
+
+/// The body of an event with the whole response.
+#[derive(Serialize)]
+struct WithResponse<'a> {
+    response: &'a ResponseObject,
+}
+
+/// The body of an event with an item.
+#[derive(Serialize)]
+struct WithItem<'a> {
+    output_index: usize,
+    item: &'a OutputItem,
+}
+
+/// The body of an event about an item.
+#[derive(Serialize)]
+struct OfItem<'a, B> {
+    item_id: &'a str,
+    output_index: usize,
+    #[serde(flatten)]
+    more: B,
+}
+
+/// A part of an item.
+#[derive(Serialize)]
+struct WithPart<'a> {
+    content_index: usize,
+    part: &'a Part,
+}
+
+/// More of a text.
+#[derive(Serialize)]
+struct TextPiece<'a> {
+    content_index: usize,
+    delta: &'a str,
+    logprobs: &'a [ChatTokenLogprob],
+}
+
+/// All of a text.
+#[derive(Serialize)]
+struct WholeText<'a> {
+    content_index: usize,
+    text: &'a str,
+    logprobs: &'a [ChatTokenLogprob],
+}
+
+/// An event of a stream.
+#[derive(Serialize)]
+struct StreamEvent<B> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    sequence_number: u64,
+    #[serde(flatten)]
+    body: B,
+}
+
+impl Writer {
+    /// A response that was just begun, of the model with `tokenizer`; `record`: where it is kept.
+    pub fn new(id: String, asked: Asked, wanted: Wanted, tokenizer: &Arc<Tokenizer>, record: Option<Record>) -> Self {
+        let response = ResponseObject {
+            id,
+            object: "response",
+            created_at: now(),
+            completed_at: None,
+            status: Status::InProgress,
+            error: None,
+            incomplete_details: None,
+            output: Vec::new(),
+            usage: None,
+            asked,
+        };
+        Self {
+            response,
+            wanted,
+            tokenizer: Arc::clone(tokenizer),
+            record,
+            number: 0,
+            open: None,
+            blank: String::new(),
+            logprobs: Vec::new(),
+        }
+    }
+
+    /// The response as it is.
+    pub fn into_response(self) -> ResponseObject {
+        self.response
+    }
+
+    /// The first events.
+    pub fn begin(&mut self, out: &mut Frames) {
+        self.send_response("response.created", out);
+        self.send_response("response.in_progress", out);
+    }
+
+    /// Adds what was generated at a time.
+    pub fn add(&mut self, parts: Vec<ChatEvent>, out: &mut Frames) {
+        let is_end = |part: &ChatEvent| matches!(part, ChatEvent::End(end) if end.reason == EndReason::Length);
+        let is_cut = parts.iter().any(is_end);
+        if self.wanted.with_logprobs {
+            let logprobs = parts.iter().filter_map(|part| match part {
+                ChatEvent::Logprobs(id, logprobs) => Some(ChatTokenLogprob::new(&self.tokenizer, *id, logprobs)),
+                ChatEvent::Prompt(_) | ChatEvent::Answer(_) | ChatEvent::End(_) => None,
+            });
+            self.logprobs.extend(logprobs);
+        }
+        for part in parts {
+            match part {
+                ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => {}
+                ChatEvent::Answer(AnswerEvent::Content(text)) => self.text(text, out),
+                ChatEvent::Answer(AnswerEvent::Reasoning(text)) => self.thoughts(&text, out),
+                ChatEvent::Answer(AnswerEvent::CallStart { id, name, .. }) => self.call(&id, &name, out),
+                ChatEvent::Answer(AnswerEvent::CallArguments { delta, .. }) => self.arguments(&delta, out),
+                ChatEvent::Answer(AnswerEvent::CallEnd { .. }) => self.close(is_cut, out),
+                ChatEvent::End(end) => self.end(&end, out),
+            }
+        }
+        if !matches!(self.open, Some(Open::Message { .. }) | None) {
+            self.logprobs.clear();
+        }
+    }
+
+    fn thoughts(&mut self, text: &str, out: &mut Frames) {
+        if !matches!(self.open, Some(Open::Reasoning(_))) {
+            if text.trim().is_empty() {
+                return;
+            }
+            self.blank.clear();
+            let content = Vec::new();
+            let id = self.next_id("rs");
+            let status = Status::InProgress;
+            let item = OutputItem::Reasoning { id, summary: Vec::new(), content, encrypted_content: None, status };
+            self.open(item, Open::Reasoning(String::new()), out);
+            self.send_part("response.content_part.added", &Part::ReasoningText { text: String::new() }, out);
+            if self.wanted.sums_up {
+                let part = Part::SummaryText { text: String::new() };
+                let added = json!({"summary_index": 0, "part": part});
+                self.send_more("response.reasoning_summary_part.added", added, out);
+            }
+        }
+        if let Some(Open::Reasoning(all)) = &mut self.open {
+            all.push_str(text);
+            self.send_more("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}), out);
+            if self.wanted.sums_up {
+                let delta = json!({"summary_index": 0, "delta": text});
+                self.send_more("response.reasoning_summary_text.delta", delta, out);
+            }
+        }
+    }
+
+    fn text(&mut self, mut text: String, out: &mut Frames) {
+        match &self.open {
+            Some(Open::Message { .. } | Open::Input(_)) => {}
+            Some(Open::Reasoning(_) | Open::Function(_) | Open::Custom(_)) | None => {
+                match self.wanted.input_of.clone() {
+                    Some(tool) => self.input_of(&tool, out),
+                    None => {
+                        self.blank += &text;
+                        if self.blank.trim().is_empty() {
+                            return;
+                        }
+                        text = std::mem::take(&mut self.blank);
+                        self.message(out);
+                    }
+                }
+            }
+        }
+        match &mut self.open {
+            Some(Open::Message { text: all, logprobs }) => {
+                all.push_str(&text);
+                let of_text = std::mem::take(&mut self.logprobs);
+                logprobs.extend_from_slice(&of_text);
+                let piece = TextPiece { content_index: 0, delta: &text, logprobs: &of_text };
+                self.send_more("response.output_text.delta", piece, out);
+            }
+            Some(Open::Input(all)) => {
+                all.push_str(&text);
+                self.send_more("response.custom_tool_call_input.delta", json!({"delta": text}), out);
+            }
+            Some(Open::Reasoning(_) | Open::Function(_) | Open::Custom(_)) | None => {}
+        }
+    }
+
+    /// Begins a message.
+    fn message(&mut self, out: &mut Frames) {
+        let id = self.next_id("msg");
+        let item = OutputItem::Message { id, role: "assistant", content: Vec::new(), status: Status::InProgress };
+        self.open(item, Open::Message { text: String::new(), logprobs: Vec::new() }, out);
+        let part = Part::OutputText { text: String::new(), annotations: Vec::new(), logprobs: Vec::new() };
+        self.send_part("response.content_part.added", &part, out);
+    }
+
+    /// Begins a call of the tool that the whole text is the input of.
+    fn input_of(&mut self, tool: &OfferedTool, out: &mut Frames) {
+        let call_id = store::unguessable("call_");
+        self.custom_call(call_id, tool, Open::Input(String::new()), out);
+    }
+
+    fn custom_call(&mut self, call_id: String, tool: &OfferedTool, open: Open, out: &mut Frames) {
+        let OfferedTool { name, namespace, .. } = tool.clone();
+        let (id, status) = (self.next_id("ctc"), Status::InProgress);
+        let item = OutputItem::CustomToolCall { id, call_id, name, namespace, input: String::new(), status };
+        self.open(item, open, out);
+    }
+
+    /// Begins a call of the function `name`.
+    fn call(&mut self, id: &str, name: &str, out: &mut Frames) {
+        let call_id = format!("call_{id}");
+        let tool = self.wanted.tools.find(name).cloned();
+        let (name, namespace) = match tool {
+            Some(tool @ OfferedTool { kind: ToolKind::Custom(_), .. }) => {
+                self.custom_call(call_id, &tool, Open::Custom(CustomInput::default()), out);
+                return;
+            }
+            Some(OfferedTool { name, namespace, kind: ToolKind::Function, .. }) => (name, namespace),
+            None => (name.to_owned(), None),
+        };
+        let (id, status) = (self.next_id("fc"), Status::InProgress);
+        let item = OutputItem::FunctionCall { id, call_id, name, namespace, arguments: String::new(), status };
+        self.open(item, Open::Function(String::new()), out);
+    }
+
+    fn arguments(&mut self, piece: &str, out: &mut Frames) {
+        match &mut self.open {
+            Some(Open::Function(all)) => {
+                all.push_str(piece);
+                self.send_more("response.function_call_arguments.delta", json!({"delta": piece}), out);
+            }
+            Some(Open::Custom(input)) => {
+                let more = input.push(piece);
+                if !more.is_empty() {
+                    self.send_more("response.custom_tool_call_input.delta", json!({"delta": more}), out);
+                }
+            }
+            Some(Open::Reasoning(_) | Open::Message { .. } | Open::Input(_)) | None => {}
+        }
+    }
+
+    fn end(&mut self, end: &ChatEnd, out: &mut Frames) {
+        let is_cut = end.reason == EndReason::Length;
+        self.close(is_cut, out);
+        // An answer that says nothing is an empty message.
+        let says_nothing = self.response.output.iter().all(OutputItem::is_reasoning);
+        if self.response.output.is_empty() || says_nothing && !is_cut {
+            match self.wanted.input_of.clone() {
+                Some(tool) => self.input_of(&tool, out),
+                None => self.message(out),
+            }
+            self.close(is_cut, out);
+        }
+        self.response.usage = Some(ResponseUsage::new(end.usage, end.reasoning_tokens));
+        let kind = match &end.reason {
+            EndReason::End | EndReason::Calls | EndReason::StopString(_) => {
+                self.response.status = Status::Completed;
+                self.response.completed_at = Some(now());
+                "response.completed"
+            }
+            EndReason::Length => {
+                self.response.status = Status::Incomplete;
+                self.response.incomplete_details = Some(IncompleteDetails { reason: "max_output_tokens" });
+                "response.incomplete"
+            }
+        };
+        if let Some(record) = self.record.take() {
+            record.keep(&self.response);
+        }
+        self.send_response(kind, out);
+    }
+
+    /// The name of the next item: the response's own, and its number.
+    fn next_id(&self, prefix: &str) -> String {
+        store::item_id(prefix, &self.response.id, self.response.output.len())
+    }
+
+    /// Begins an item.
+    fn open(&mut self, item: OutputItem, open: Open, out: &mut Frames) {
+        self.close(false, out);
+        self.blank.clear();
+        self.response.output.push(item);
+        self.open = Some(open);
+        self.send_item("response.output_item.added", out);
+    }
+
+    /// Ends the item that grows, which may have been cut off.
+    fn close(&mut self, is_cut: bool, out: &mut Frames) {
+        let Some(open) = self.open.take() else { return };
+        let status = if is_cut { Status::Incomplete } else { Status::Completed };
+        match open {
+            Open::Reasoning(text) => {
+                self.send_more("response.reasoning_text.done", json!({"content_index": 0, "text": text}), out);
+                let part = Part::ReasoningText { text: text.clone() };
+                self.send_part("response.content_part.done", &part, out);
+                let mut summed_up = Vec::new();
+                if self.wanted.sums_up {
+                    let part = Part::SummaryText { text: text.clone() };
+                    let whole = json!({"summary_index": 0, "text": text});
+                    self.send_more("response.reasoning_summary_text.done", whole, out);
+                    let done = json!({"summary_index": 0, "part": part});
+                    self.send_more("response.reasoning_summary_part.done", done, out);
+                    summed_up.push(part);
+                }
+                if let Some(OutputItem::Reasoning { summary, content, encrypted_content, status: of_item, .. }) =
+                    self.response.output.last_mut()
+                {
+                    *summary = summed_up;
+                    *encrypted_content = self.wanted.seals_thoughts.then(|| thoughts::sealed(&text));
+                    (*content, *of_item) = (vec![part], status);
+                }
+            }
+            Open::Message { text, logprobs } => {
+                let whole = WholeText { content_index: 0, text: &text, logprobs: &logprobs };
+                self.send_more("response.output_text.done", whole, out);
+                let part = Part::OutputText { text, annotations: Vec::new(), logprobs };
+                self.send_part("response.content_part.done", &part, out);
+                if let Some(OutputItem::Message { content, status: of_item, .. }) = self.response.output.last_mut() {
+                    (*content, *of_item) = (vec![part], status);
+                }
+            }
+            Open::Function(text) => {
+                let is_whole = is_whole(&text);
+                if let Some(OutputItem::FunctionCall { name, arguments, status: of_item, .. }) =
+                    self.response.output.last_mut()
+                {
+                    let done = json!({"name": name, "arguments": text});
+                    (*arguments, *of_item) = (text, if is_whole { Status::Completed } else { status });
+                    self.send_more("response.function_call_arguments.done", done, out);
+                }
+            }
+            Open::Custom(input) => {
+                let status = if input.is_whole() { Status::Completed } else { status };
+                let (text, rest) = input.finish();
+                if !rest.is_empty() {
+                    self.send_more("response.custom_tool_call_input.delta", json!({"delta": rest}), out);
+                }
+                self.close_input(text, status, out);
+            }
+            Open::Input(text) => self.close_input(text, status, out),
+        }
+        self.send_item("response.output_item.done", out);
+    }
+
+    fn close_input(&mut self, text: String, status: Status, out: &mut Frames) {
+        self.send_more("response.custom_tool_call_input.done", json!({"input": text}), out);
+        if let Some(OutputItem::CustomToolCall { input, status: of_item, .. }) = self.response.output.last_mut() {
+            (*input, *of_item) = (text, status);
+        }
+    }
+
+    fn send_response(&mut self, kind: &'static str, out: &mut Frames) {
+        send(&mut self.number, kind, WithResponse { response: &self.response }, out);
+    }
+
+    /// An event with the last item.
+    fn send_item(&mut self, kind: &'static str, out: &mut Frames) {
+        if let Some((output_index, item)) = last(&self.response.output) {
+            send(&mut self.number, kind, WithItem { output_index, item }, out);
+        }
+    }
+
+    /// An event about the last item.
+    fn send_more(&mut self, kind: &'static str, more: impl Serialize, out: &mut Frames) {
+        if let Some((output_index, item)) = last(&self.response.output) {
+            send(&mut self.number, kind, OfItem { item_id: item.id(), output_index, more }, out);
+        }
+    }
+
+    /// An event with the part of the last item.
+    fn send_part(&mut self, kind: &'static str, part: &Part, out: &mut Frames) {
+        self.send_more(kind, WithPart { content_index: 0, part }, out);
+    }
+
+    /// The response has failed.
+    fn failed(&mut self, error: &ApiError, out: &mut Frames) {
+        let ResponseError { code, message } = ResponseError::of(error);
+        send(&mut self.number, "error", json!({"code": code, "message": message, "param": null}), out);
+        self.response.status = Status::Failed;
+        self.response.error = Some(ResponseError { code, message });
+        self.send_response("response.failed", out);
+    }
+}
+
+/// The last item and its number.
+fn last(output: &[OutputItem]) -> Option<(usize, &OutputItem)> {
+    output.iter().enumerate().next_back()
+}
+
+/// Sends an event, and counts it.
+fn send(number: &mut u64, kind: &'static str, body: impl Serialize, out: &mut Frames) {
+    out.event(kind, &StreamEvent { kind, sequence_number: *number, body });
+    *number += 1;
+}
+
+/// A response as a stream.
+pub struct ResponseChunks {
+    replies: Replies,
+    writer: Writer,
+}
+
+impl ResponseChunks {
+    /// A stream of what `replies` read, as `writer` writes it.
+    pub fn new(replies: Replies, writer: Writer) -> Self {
+        Self { replies, writer }
+    }
+}
+
+impl Chunks for ResponseChunks {
+    fn event(&mut self, index: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
+        let parts = self.replies.take(index, event)?;
+        self.writer.add(parts, out);
+        Ok(())
+    }
+
+    /// The last event came with the end of the text.
+    fn end(&mut self, _: &mut Frames) {}
+
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        self.writer.failed(error, out);
+    }
+}
