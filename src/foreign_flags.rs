@@ -192,6 +192,7 @@ pub const ROWS: &[Row] = &[
     all(&["--no-context-shift"], Takes::Nothing, Nothing("a full context ends the text")),
     all(&["--context-shift"], Takes::Nothing, Refused("a full context ends the text: --ctx-size makes it larger")),
     all(&["--cache-prompt"], Takes::Nothing, Nothing("prompts that begin alike share what was computed for them")),
+    on(&["serve"], &["-cram"], Value, Flag("--cache-ram")),
     all(
         &[
             "--keep",
@@ -299,10 +300,12 @@ pub const ROWS: &[Row] = &[
     all(&["--color", "--colors"], SWITCH, Nothing("a terminal has colours unless NO_COLOR is set")),
     all(&["-mli", "--multiline-input"], Takes::Nothing, Nothing("\"\"\" begins and ends a message of several lines")),
     all(
-        &["--in-prefix", "--in-suffix", "--prompt-cache"],
+        &["--in-prefix", "--in-suffix"],
         Value,
         Refused("there is no such thing here: the chat template says what stands around a message"),
     ),
+    on(&["chat"], &["--prompt-cache"], Value, Flag("--session")),
+    on(&["run"], &["--prompt-cache"], Value, Refused("chat --session FILE keeps a conversation")),
     on(&["run", "chat"], &["-r", "--reverse-prompt"], Value, Flag("--stop")),
     on(&["run", "chat"], &["--format"], Value, ByValue(format)),
     on(&["run", "chat"], &["-jf"], Value, Flag("--json-schema-file")),

@@ -1,5 +1,6 @@
 //! `metal-attention`: runs GGUF language models from the command line.
 
+mod cache_args;
 mod chunks;
 mod cli_error;
 mod commands;

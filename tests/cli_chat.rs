@@ -225,3 +225,64 @@ fn wrong_lines_end_a_script() {
         assert_eq!(output.stdout, b"", "{line}");
     }
 }
+
+/// The text of a conversation in two processes is that of one, and the second does not read it again.
+#[test]
+fn a_session_goes_on_in_another_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.session");
+    let file = path.to_str().unwrap();
+    let hybrid = dir.path().join("hybrid.gguf");
+    std::fs::write(&hybrid, &more_architectures()["qwen35.gguf"]).unwrap();
+    let long = "Once upon a time there was a little girl who lived in a small house beside the wood. ".repeat(3);
+    for model in [None, hybrid.to_str()] {
+        let model = model.map_or(vec![], |model| vec!["-m", model, "-c", "400"]);
+        let args = [&model[..], &["--session", file]].concat();
+        let first = chat(&args, &[&long]);
+        assert!(!stderr(&first).contains("back"), "{}", stderr(&first));
+        let second = chat(&args, &["And then?", "/stats"]);
+        let errors = stderr(&second);
+        let whole = chat(&model, &[&long, "And then?", "/stats"]);
+        assert_eq!(stdout(first) + &stdout(second), stdout(whole.clone()), "{errors}");
+        assert_eq!(prompt_tokens(&errors), prompt_tokens(&stderr(&whole)));
+        assert!(prompt_tokens(&errors)[0].1 >= 64, "{errors}");
+        let back = errors.lines().find(|line| line.ends_with("in the KV cache are back")).unwrap();
+        assert!(back.starts_with(&format!("{file}: 2 messages and ")), "{back}");
+        // The user takes back what was said, and reads what is left.
+        let third = stderr(&chat(&args, &["/undo", "/undo", "/undo", "Hello"]));
+        assert!(third.contains("4 messages and") && third.contains("took back: Once upon a time"), "{third}");
+        assert!(stderr(&chat(&args, &[])).contains(": 2 messages and "));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn sessions_that_do_not_fit_are_told_from_damaged_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.session");
+    let file = path.to_str().unwrap();
+    stdout(chat(&["--session", file], &["Once upon a time"]));
+    let bytes = std::fs::read(&path).unwrap();
+    // With other numbers in the cache the messages are there, and all of them are read.
+    let errors = stderr(&chat(&["--session", file, "--cache-type", "f32"], &["And then?", "/stats"]));
+    assert!(errors.contains("2 messages are back, to be read anew: the snapshot is of another KV cache"), "{errors}");
+    assert!(!errors.contains("cached"), "{errors}");
+    assert!(stderr(&chat(&["--session", file, "--cache-type", "f32"], &[])).contains(": 4 messages and "));
+    for (damaged, why) in [
+        (&bytes[..bytes.len() - 1], "the session file is cut off"),
+        (&bytes[..bytes.len() / 2], "the session file is cut off"),
+        (&b"[]"[..], "this is no session file"),
+        (
+            &[&bytes[..bytes.len() - 1], &[!bytes[bytes.len() - 1]]].concat(),
+            "the session file is damaged: its checksum is wrong",
+        ),
+    ] {
+        std::fs::write(&path, damaged).unwrap();
+        let output = chat(&["--session", file], &["And then?"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(&format!("{file}: {why}")), "{}", stderr(&output));
+        assert_eq!(std::fs::read(&path).unwrap(), damaged);
+    }
+    let output = chat(&["--session", file, "--load", file], &[]);
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -128,6 +128,9 @@ fn what_cannot_work_is_told() {
         (["--response-store", empty], 1, "cannot keep responses in"),
         (["--parallel", "0"], 2, "must be at least 1"),
         (["--allowed-host", "https://chat.example"], 2, "without scheme and path"),
+        (["--cache-disk", empty], 1, "where finished texts are to go"),
+        (["--cache-disk", ":5"], 2, "a colon and a number of MiB"),
+        (["--cache-ram", "-2"], 2, "-2 is not in -1.."),
     ] {
         let args = ["serve", args[0], args[1]];
         let output = run(&args);

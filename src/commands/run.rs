@@ -269,6 +269,7 @@ impl Args {
             model,
             system: self.system.as_deref(),
             load: None,
+            session: None,
             chat_template: self.chat_template.as_deref(),
             thinking: self.thinking,
             n_predict: self.n_predict,

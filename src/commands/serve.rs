@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[cfg(windows)]
 use tokio::signal::windows::{CtrlC, ctrl_c};
 
+use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
@@ -101,6 +102,9 @@ pub struct Args {
     /// Use the chat template in this file instead of the models'
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
+
+    #[command(flatten)]
+    cache: CacheArgs,
 
     #[command(flatten)]
     access: AccessArgs,
@@ -377,14 +381,19 @@ impl Args {
     /// The models. Those that are named are opened here, so that a wrong name is told at once.
     fn models(&self) -> Result<ModelsOptions, CliError> {
         let args = &self.models;
+        let config = Config::read(args.config.as_deref())?;
+        let mut named: Vec<_> = args.named().collect();
+        // Of the models of folders more may be loaded than one.
+        let n_stored = if args.models_dir.is_empty() { 0 } else { 2 };
         let setup = Setup {
             engine: self.engine.clone(),
             n_parallel: self.parallel,
             n_queue: self.queue,
             chat_template: self.chat_template.clone(),
+            cache: self.cache.clone(),
+            n_models: (named.len() + config.n_models() + n_stored).max(1),
         };
-        let configured = Config::read(args.config.as_deref())?.models(&args.flags(), &setup)?;
-        let mut named: Vec<_> = args.named().collect();
+        let configured = config.models(&args.flags(), &setup)?;
         if named.is_empty() && configured.is_empty() && args.models_dir.is_empty() {
             named.push(args.flags());
         }

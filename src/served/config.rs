@@ -90,6 +90,11 @@ impl Config {
             .map_err(|e| CliError::Usage(format!("the configuration {}: {}", path.display(), e.to_string().trim_end())))
     }
 
+    /// How many models it names.
+    pub fn n_models(&self) -> usize {
+        self.models.len()
+    }
+
     /// The models, read as `args` say and set up as `setup` says where the file does not say otherwise.
     pub fn models(self, args: &ModelArgs, setup: &Setup) -> Result<Vec<ModelConfig>, CliError> {
         let defaults = &self.defaults;

@@ -14,6 +14,7 @@ use metal_attention_server::http::{LoadError, LoadProgress, Loaded, MemoryNeed, 
 
 pub use folder::ModelFolders;
 
+use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
@@ -35,6 +36,10 @@ pub struct Setup {
     pub n_queue: usize,
     /// The chat template in this file instead of the model's.
     pub chat_template: Option<PathBuf>,
+    /// Where finished texts go that the KV caches have no room for.
+    pub cache: CacheArgs,
+    /// Models that may be loaded at a time: they share that memory out.
+    pub n_models: usize,
 }
 
 /// A model that `serve` loads.
@@ -89,7 +94,7 @@ impl ServedModel {
         let tokenizer = self.args.tokenizer(&model)?;
         let path = self.setup.chat_template.as_deref();
         let template = path.map(|path| template_file::read(path, &tokenizer)).transpose()?;
-        let (mut engines, options) = self.options(&model)?;
+        let (mut engines, mut options) = self.options(&model)?;
         let shown = self.is_resident.then(|| {
             if !std::io::stderr().is_terminal() {
                 say(&format!("loading {name}"));
@@ -104,6 +109,7 @@ impl ServedModel {
         }
         let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
         drop(shown);
+        self.setup.cache.set(&mut options, passes.len() * self.setup.n_models);
         let devices = device_names(&passes);
         let kv_cache_bytes = passes.first().map_or(0, |pass| pass.kv_cache_bytes());
         let loaded = Loaded::start_replicas(model, passes, &options).map_err(|error| match error {

@@ -4,8 +4,9 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, CacheGroups, Capacity, DEFAULT_UBATCH, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits,
-    MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, Watch, Weights, check_wanted, pieces,
+    BatchToken, Block, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, Extent, ForwardError,
+    ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
+    SnapshotError, Watch, Weights, check_wanted, pieces,
 };
 
 use crate::cores::physical_cores;
@@ -306,6 +307,79 @@ impl CpuForwardPass {
     }
 }
 
+impl Cache {
+    fn cache_type(&self) -> CacheType {
+        match self {
+            Self::F16(_) => CacheType::F16,
+            Self::F32(_) => CacheType::F32,
+        }
+    }
+}
+
+/// Bytes of a page of `group`, over all its layers.
+fn page_bytes<E: Element>(layers: &[Option<LayerCache<E>>], group: usize) -> u64 {
+    let of_group = layers.iter().flatten().filter(|layer| layer.group() == group);
+    of_group.map(|layer| layer.page_bytes() as u64).sum()
+}
+
+fn read_page<E: Element>(layers: &[Option<LayerCache<E>>], group: usize, page: u32, mut bytes: &mut [u8]) {
+    for layer in layers.iter().flatten().filter(|layer| layer.group() == group) {
+        let (own, rest) = bytes.split_at_mut(layer.page_bytes());
+        layer.read_page(page, own);
+        bytes = rest;
+    }
+}
+
+fn write_page<E: Element>(layers: &mut [Option<LayerCache<E>>], group: usize, page: u32, mut bytes: &[u8]) {
+    for layer in layers.iter_mut().flatten().filter(|layer| layer.group() == group) {
+        let (own, rest) = bytes.split_at(layer.page_bytes());
+        layer.write_page(page, own);
+        bytes = rest;
+    }
+}
+
+impl SequenceCache for CpuForwardPass {
+    fn layout(&self) -> CacheLayout {
+        let of_group = |group| match &self.cache {
+            Cache::F16(layers) => page_bytes(layers, group),
+            Cache::F32(layers) => page_bytes(layers, group),
+        };
+        CacheLayout {
+            format: format!("cpu {}", self.cache.cache_type()),
+            page_bytes: (0..self.pages.n_groups()).map(of_group).collect(),
+            state_bytes: self.states.slot_bytes() as u64,
+        }
+    }
+
+    fn pages(&self) -> &PageTable {
+        &self.pages
+    }
+
+    fn settle(&mut self) {}
+
+    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
+        self.pages.adopt(seq, extent)
+    }
+
+    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+        match (block, &self.cache) {
+            (Block::Page { group, page }, Cache::F16(layers)) => read_page(layers, group, page, bytes),
+            (Block::Page { group, page }, Cache::F32(layers)) => read_page(layers, group, page, bytes),
+            (Block::State { slot }, _) => bytes.copy_from_slice(self.states.slot(slot)),
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+        match (block, &mut self.cache) {
+            (Block::Page { group, page }, Cache::F16(layers)) => write_page(layers, group, page, bytes),
+            (Block::Page { group, page }, Cache::F32(layers)) => write_page(layers, group, page, bytes),
+            (Block::State { slot }, _) => self.states.slot_mut(slot).copy_from_slice(bytes),
+        }
+        Ok(())
+    }
+}
+
 impl ForwardPass for CpuForwardPass {
     fn spec(&self) -> &ModelSpec {
         &self.spec
@@ -357,6 +431,10 @@ impl ForwardPass for CpuForwardPass {
             Cache::F32(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
         };
         keys_and_values + self.states.bytes()
+    }
+
+    fn cache(&mut self) -> &mut dyn SequenceCache {
+        self
     }
 
     fn start_profile(&mut self) -> Result<(), ForwardError> {

@@ -6,6 +6,8 @@
 //!   vector holds one element of 16 keys and scores need no horizontal sums;
 //! - values as rows, `[PAGE, padded value_dim]`, padded to whole vectors.
 
+use std::ops::Range;
+
 use half::f16;
 pub use metal_attention_model::CacheType;
 use metal_attention_model::{Cached, PAGE, PageCopy};
@@ -27,6 +29,10 @@ pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     ///
     /// As for [`load`](Self::load).
     unsafe fn store<S: Simd>(p: *mut Self, x: S::F);
+    /// Writes elements to as many bytes as they have, little-endian.
+    fn to_bytes(elements: &[Self], bytes: &mut [u8]);
+    /// Reads elements back.
+    fn from_bytes(elements: &mut [Self], bytes: &[u8]);
 }
 
 impl Element for f16 {
@@ -40,6 +46,16 @@ impl Element for f16 {
         // SAFETY: as the trait asks; f16 is a transparent u16.
         unsafe { S::f_store_f16(p.cast(), x) }
     }
+    fn to_bytes(elements: &[Self], bytes: &mut [u8]) {
+        for (x, bytes) in elements.iter().zip(bytes.as_chunks_mut().0) {
+            *bytes = x.to_le_bytes();
+        }
+    }
+    fn from_bytes(elements: &mut [Self], bytes: &[u8]) {
+        for (x, &bytes) in elements.iter_mut().zip(bytes.as_chunks().0) {
+            *x = Self::from_le_bytes(bytes);
+        }
+    }
 }
 
 impl Element for f32 {
@@ -52,6 +68,16 @@ impl Element for f32 {
     unsafe fn store<S: Simd>(p: *mut Self, x: S::F) {
         // SAFETY: as the trait asks.
         unsafe { S::f_store(p, x) }
+    }
+    fn to_bytes(elements: &[Self], bytes: &mut [u8]) {
+        for (x, bytes) in elements.iter().zip(bytes.as_chunks_mut().0) {
+            *bytes = x.to_le_bytes();
+        }
+    }
+    fn from_bytes(elements: &mut [Self], bytes: &[u8]) {
+        for (x, &bytes) in elements.iter_mut().zip(bytes.as_chunks().0) {
+            *x = Self::from_le_bytes(bytes);
+        }
     }
 }
 
@@ -118,6 +144,38 @@ impl<E: Element> LayerCache<E> {
         let (from, to) = (from as usize, to as usize);
         self.keys.copy_within(from * keys..(from + 1) * keys, to * keys);
         self.values.copy_within(from * values..(from + 1) * values, to * values);
+    }
+
+    /// The group of layers whose pages these are.
+    pub(crate) fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Bytes of a page's keys and values.
+    pub(crate) fn page_bytes(&self) -> usize {
+        (self.places.page_keys() + self.places.page_values()) * size_of::<E>()
+    }
+
+    /// Copies the keys of a page, and then its values, to as many bytes.
+    pub(crate) fn read_page(&self, page: u32, bytes: &mut [u8]) {
+        let (keys, values) = self.of_page(page);
+        let (of_keys, of_values) = bytes.split_at_mut(keys.len() * size_of::<E>());
+        E::to_bytes(&self.keys[keys], of_keys);
+        E::to_bytes(&self.values[values], of_values);
+    }
+
+    /// Copies them back.
+    pub(crate) fn write_page(&mut self, page: u32, bytes: &[u8]) {
+        let (keys, values) = self.of_page(page);
+        let (of_keys, of_values) = bytes.split_at(keys.len() * size_of::<E>());
+        E::from_bytes(&mut self.keys[keys], of_keys);
+        E::from_bytes(&mut self.values[values], of_values);
+    }
+
+    /// Where the keys and the values of a page lie.
+    fn of_page(&self, page: u32) -> (Range<usize>, Range<usize>) {
+        let of = |n: usize| page as usize * n..(page as usize + 1) * n;
+        (of(self.places.page_keys()), of(self.places.page_values()))
     }
 
     pub(crate) fn bytes(&self) -> usize {

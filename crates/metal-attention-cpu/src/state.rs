@@ -46,6 +46,26 @@ impl States {
     pub(crate) fn bytes(&self) -> usize {
         self.slots.len()
     }
+
+    /// Bytes of a slot.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.layout.n_elements() * size_of::<f32>()
+    }
+
+    /// The bytes of a slot.
+    pub(crate) fn slot(&self, slot: u32) -> &[u8] {
+        &self.slots[self.of_slot(slot)]
+    }
+
+    /// Those of one that is another than the empty text's, to be written.
+    pub(crate) fn slot_mut(&mut self, slot: u32) -> &mut [u8] {
+        let of_slot = self.of_slot(slot);
+        &mut self.slots[of_slot]
+    }
+
+    fn of_slot(&self, slot: u32) -> Range<usize> {
+        slot as usize * self.slot_bytes()..(slot as usize + 1) * self.slot_bytes()
+    }
 }
 
 impl SharedStates<'_> {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use metal_attention_model::{
-    BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec, PageUse, Profile,
-    TopK, Weights,
+    BatchToken, Block, CacheLayout, DeviceInfo, Extent, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse,
+    ModelSpec, PageTable, PageUse, Profile, SequenceCache, SnapshotError, TopK, Weights,
 };
 
 use crate::division::{Division, Share};
@@ -318,6 +318,57 @@ impl Drop for CudaCards {
     }
 }
 
+/// A block is that of the first card, then those of the others: all have the same pages and slots.
+impl SequenceCache for CudaCards {
+    fn layout(&self) -> CacheLayout {
+        let mut all = self.first.layout();
+        all.format = format!("{} on {} cards", all.format, self.n_cards());
+        for other in self.on_others(|pass| pass.layout()) {
+            all.page_bytes.iter_mut().zip(other.page_bytes).for_each(|(sum, bytes)| *sum += bytes);
+            all.state_bytes += other.state_bytes;
+        }
+        all
+    }
+
+    fn pages(&self) -> &PageTable {
+        self.first.pages()
+    }
+
+    fn settle(&mut self) {
+        self.on_others(CudaForwardPass::clear_lookahead);
+        self.first.settle();
+    }
+
+    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
+        self.on_others(|pass| pass.adopt(seq, extent)).into_iter().try_for_each(|adopted| adopted.map(|_| ()))?;
+        self.first.adopt(seq, extent)
+    }
+
+    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+        let (own, mut rest) = bytes.split_at_mut(self.first.block_bytes(block) as usize);
+        self.first.read_block(block, own)?;
+        for other in &self.others {
+            let mut pass = other.pass();
+            let (own, others) = rest.split_at_mut(pass.block_bytes(block) as usize);
+            pass.read_block(block, own)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+        let (own, mut rest) = bytes.split_at(self.first.block_bytes(block) as usize);
+        self.first.write_block(block, own)?;
+        for other in &self.others {
+            let mut pass = other.pass();
+            let (own, others) = rest.split_at(pass.block_bytes(block) as usize);
+            pass.write_block(block, own)?;
+            rest = others;
+        }
+        Ok(())
+    }
+}
+
 impl ForwardPass for CudaCards {
     fn spec(&self) -> &ModelSpec {
         &self.spec
@@ -369,6 +420,10 @@ impl ForwardPass for CudaCards {
 
     fn kv_cache_bytes(&self) -> usize {
         self.first.kv_cache_bytes() + self.on_others(|pass| pass.kv_cache_bytes()).into_iter().sum::<usize>()
+    }
+
+    fn cache(&mut self) -> &mut dyn SequenceCache {
+        self
     }
 
     fn forward_traced(

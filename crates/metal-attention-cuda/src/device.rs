@@ -560,14 +560,17 @@ impl Readback {
 
     /// Has the device copy the first `bytes` of `from` here, in the order of the stream.
     pub(crate) fn copy(&mut self, from: &CudaBuffer, bytes: u64) -> Result<(), CudaError> {
-        assert!(bytes <= self.bytes() && bytes <= from.bytes, "{bytes} bytes to read back");
+        self.copy_part(from, 0, bytes, 0)
+    }
+
+    /// Has the device copy the `bytes` of `from` from byte `start` on to byte `at`, in the order of the stream.
+    pub(crate) fn copy_part(&mut self, from: &CudaBuffer, start: u64, bytes: u64, at: u64) -> Result<(), CudaError> {
+        assert!(at + bytes <= self.bytes() && start + bytes <= from.bytes, "{bytes} bytes to read back");
         let stream = self.memory.device.stream;
-        // SAFETY: both are as long; nobody reads before the event.
+        // SAFETY: the bytes lie in both; nobody reads before the event.
         unsafe {
-            check(
-                "read from the device",
-                sys::cuMemcpyDtoHAsync_v2(self.memory.ptr, from.ptr, bytes as usize, stream),
-            )?;
+            let to = self.memory.ptr.byte_add(at as usize);
+            check("read from the device", sys::cuMemcpyDtoHAsync_v2(to, from.ptr + start, bytes as usize, stream))?;
             check("note that it was read", sys::cuEventRecord(self.written, stream))
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, TopK, Weights, check_wanted, highest, is_decode, one_run_of_each,
-    pieces,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, Weights, check_wanted, highest, is_decode,
+    one_run_of_each, pieces,
 };
 
 use crate::activations::{Activations, Widths};
@@ -45,6 +45,8 @@ pub struct CudaForwardPass {
     /// Greedy steps that run ahead of the CPU, by their numbers.
     pub(crate) lookahead: Lookahead<u32>,
     readback: Readback,
+    /// Where blocks of the cache arrive that are read.
+    pub(crate) blocks: Option<Readback>,
     logits: Vec<f32>,
     memory: MemoryUse,
     n_ctx: usize,
@@ -133,6 +135,7 @@ impl CudaForwardPass {
             graphs: HashMap::new(),
             lookahead: Lookahead::default(),
             readback,
+            blocks: None,
             logits: Vec::new(),
             memory,
             n_ctx: room.n_ctx,
@@ -451,6 +454,10 @@ impl ForwardPass for CudaForwardPass {
 
     fn kv_cache_bytes(&self) -> usize {
         (self.cache.bytes() + self.states.bytes()) as usize
+    }
+
+    fn cache(&mut self) -> &mut dyn SequenceCache {
+        self
     }
 
     fn forward_traced(

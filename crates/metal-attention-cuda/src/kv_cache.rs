@@ -88,10 +88,8 @@ impl CudaKvCache {
     /// Finds pages for `batch`, and copies those that are shared.
     pub(crate) fn append(&mut self, batch: &[BatchToken]) -> Result<(), CudaError> {
         for copy in self.pages.append(batch) {
-            for (layer, _) in self.layers.iter().zip(&self.groups).filter(|(_, group)| **group == copy.group) {
-                for (half, &bytes) in layer.iter().flat_map(|layer| layer.halves.iter().zip(&layer.page_bytes)) {
-                    half.copy_within(u64::from(copy.from) * bytes, u64::from(copy.to) * bytes, bytes)?;
-                }
+            for (half, from, bytes) in self.of_page(copy.group, copy.from) {
+                half.copy_within(from, u64::from(copy.to) * bytes, bytes)?;
             }
         }
         Ok(())
@@ -114,6 +112,22 @@ impl CudaKvCache {
             }
         }
         Ok(())
+    }
+
+    /// Where a page of a group lies, layer by layer, its keys and then its values: buffers, bytes before it, and its bytes.
+    pub(crate) fn of_page(&self, group: usize, page: u32) -> impl Iterator<Item = (&CudaBuffer, u64, u64)> {
+        let halves = self.of_group(group).flat_map(|layer| layer.halves.iter().zip(layer.page_bytes));
+        halves.map(move |(half, bytes)| (half, u64::from(page) * bytes, bytes))
+    }
+
+    /// Bytes of a page of a group, over all its layers.
+    pub(crate) fn page_bytes(&self, group: usize) -> u64 {
+        self.of_group(group).flat_map(|layer| layer.page_bytes).sum()
+    }
+
+    fn of_group(&self, group: usize) -> impl Iterator<Item = &LayerCache> {
+        let layers = self.layers.iter().zip(&self.groups).filter(move |(_, of)| **of == group);
+        layers.filter_map(|(layer, _)| layer.as_ref())
     }
 
     /// Bytes of keys and values.

@@ -22,6 +22,7 @@ mod matrix;
 mod options;
 mod parts;
 mod profile;
+mod snapshot;
 mod stack;
 mod state;
 mod step;

@@ -87,6 +87,17 @@ impl CudaStates {
         Ok(RunSizes { n: runs.len(), longest: runs.iter().map(|run| run[1] as usize).max().unwrap_or(0) })
     }
 
+    /// Where the state in a slot lies, layer by layer: buffers, bytes before it, and its bytes.
+    pub(crate) fn of_slot(&self, slot: u32) -> impl Iterator<Item = (&CudaBuffer, u64, u64)> {
+        let bytes = |n: usize| 4 * n as u64;
+        self.layers.iter().flatten().map(move |(states, n)| (states, u64::from(slot) * bytes(*n), bytes(*n)))
+    }
+
+    /// Bytes of a slot, over all layers.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.layers.iter().flatten().map(|(_, n)| 4 * *n as u64).sum()
+    }
+
     /// Bytes of all of them.
     pub(crate) fn bytes(&self) -> u64 {
         self.layers.iter().flatten().map(|(states, _)| states.bytes()).sum()

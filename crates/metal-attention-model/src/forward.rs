@@ -1,6 +1,6 @@
 //! The one thing every backend does: evaluate a batch of tokens.
 
-use crate::{ForwardError, ModelSpec, PageUse, Profile, TopK, highest};
+use crate::{ForwardError, ModelSpec, PageUse, Profile, SequenceCache, TopK, highest};
 
 /// One token of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +122,9 @@ pub trait ForwardPass: Send {
 
     /// Bytes of the KV cache, recurrent states included.
     fn kv_cache_bytes(&self) -> usize;
+
+    /// The KV cache and the recurrent states, to write [snapshots](crate::Snapshot) of sequences and to read them back.
+    fn cache(&mut self) -> &mut dyn SequenceCache;
 
     /// Evaluates `batch`, appending every token to its sequence's KV cache, and
     /// returns the logits of the tokens that asked for them. On an error the

@@ -22,6 +22,7 @@ mod recurrent;
 mod rope;
 mod runs;
 mod shapes;
+mod snapshot;
 mod spec;
 mod tensors;
 pub mod timing;
@@ -54,6 +55,7 @@ pub use recurrent::{
 pub use rope::{Rope, RopeFactors, RopeLayout, RopeScaling};
 pub use runs::one_run_of_each;
 pub use shapes::{Key, ModelShape, RopeStretch};
+pub use snapshot::{Block, CacheLayout, Extent, SequenceCache, Snapshot, SnapshotError};
 pub use spec::{
     AttentionAndMamba2Spec, Cached, Classifier, DenseOutput, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm,
     NormKind, Output, OutputScale, PerLayerEmbedding, Pooling, Residual, Streams,

@@ -1,5 +1,6 @@
 //! The KV cache as pages of positions that sequences share: which page holds what; and beside it the recurrent states.
 
+mod adopt;
 mod pool;
 mod states;
 
@@ -279,15 +280,9 @@ impl PageTable {
         if n >= n_past {
             return n_past;
         }
-        let mut reached = n;
-        loop {
-            let next = self.pools.iter().fold(reached, |n, pool| pool.reachable(seq, n));
-            let next = self.states.as_ref().map_or(next, |states| states.reachable(seq, next));
-            if next == reached {
-                return reached;
-            }
-            reached = next;
-        }
+        let of_pages = |n: usize| self.pools.iter().fold(n, |n, pool| pool.reachable(pool.lists[seq].n_dropped, n));
+        let of_states = |n: usize| self.states.as_ref().map_or(n, |states| states.reachable(seq, n));
+        settle_at(n, |n| of_states(of_pages(n)))
     }
 
     /// Cuts sequence `seq` back to its first `n` tokens, or to the longest shorter beginning that can go on, if need be to
@@ -318,6 +313,17 @@ impl PageTable {
         }
         self.n_past[to] = n;
         Ok(n)
+    }
+}
+
+/// Where `less` leaves it, which gives a number that is no larger, from `n` on.
+fn settle_at(n: usize, less: impl Fn(usize) -> usize) -> usize {
+    let mut reached = n;
+    loop {
+        match less(reached) {
+            next if next == reached => return reached,
+            next => reached = next,
+        }
     }
 }
 

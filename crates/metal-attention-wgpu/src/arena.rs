@@ -45,6 +45,12 @@ impl Slice {
         Self { bytes, ..self.clone() }
     }
 
+    /// The `bytes` of it from byte `at` on.
+    pub(crate) fn part(&self, at: u64, bytes: u64) -> Self {
+        assert!(at + bytes <= self.bytes, "{bytes} bytes at {at} of {}", self.bytes);
+        Self { buffer: self.buffer.clone(), offset: self.offset + at, bytes }
+    }
+
     /// Bytes of the buffer before it.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -89,7 +95,7 @@ impl Default for Arena {
 }
 
 /// `pieces` in runs of at most `most` that are at most `limit` together; one that is larger is a run of its own.
-fn runs(pieces: &[u64], limit: u64, most: usize) -> Vec<&[u64]> {
+pub(crate) fn runs(pieces: &[u64], limit: u64, most: usize) -> Vec<&[u64]> {
     let mut runs = Vec::new();
     let mut left = pieces;
     while !left.is_empty() {

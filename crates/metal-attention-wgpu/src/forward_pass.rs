@@ -1,12 +1,14 @@
 //! [`GpuForwardPass`]: the submissions of a step.
 
 mod set_up;
+mod snapshot;
 
 use std::sync::Arc;
 
 use metal_attention_model::{
     AFew, BatchKind, BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, TopK, check_wanted, highest, is_decode, one_run_of_each, pieces,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_wanted, highest, is_decode,
+    one_run_of_each, pieces,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
@@ -84,6 +86,8 @@ pub struct GpuForwardPass {
     /// Where those of steps to come can arrive.
     pub(super) free: Vec<Readback>,
     readback: Readback,
+    /// Where blocks of the cache arrive that are read.
+    blocks: Option<Readback>,
     /// The step after the last one, recorded while that ran, for as long as nothing it relies on changes.
     pub(super) prepared: Option<Prepared>,
     /// The last step of which nothing comes back, which nobody has waited for.
@@ -453,6 +457,10 @@ impl ForwardPass for GpuForwardPass {
 
     fn kv_cache_bytes(&self) -> usize {
         (self.cache.bytes() + self.states.bytes()) as usize
+    }
+
+    fn cache(&mut self) -> &mut dyn SequenceCache {
+        self
     }
 
     fn forward_traced(

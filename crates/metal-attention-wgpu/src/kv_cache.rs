@@ -1,7 +1,7 @@
 //! The KV cache in the GPU's memory.
 
 use crate::{Arena, GpuDevice, GpuError, Slice};
-use metal_attention_model::{BatchToken, CacheGroups, ModelSpec, PageCopy, PageTable};
+use metal_attention_model::{BatchToken, CacheGroups, CacheType, ModelSpec, PageCopy, PageTable};
 use wgpu::Buffer;
 
 use super::parts::MixerKernels;
@@ -18,6 +18,7 @@ pub struct GpuKvCache {
     halves: Vec<Half>,
     /// A page of all layers' keys and values on its way to another: a buffer cannot be copied to itself.
     between: Buffer,
+    pub(super) cache_type: CacheType,
     bytes: u64,
 }
 
@@ -36,6 +37,7 @@ impl GpuKvCache {
         spec: &ModelSpec,
         mixers: &[MixerKernels],
         groups: &CacheGroups,
+        cache_type: CacheType,
         layers_in_a_buffer: usize,
     ) -> Result<Self, GpuError> {
         let owners: Vec<_> = (0..mixers.len()).filter_map(|i| Some((i, mixers[i].page_bytes()?))).collect();
@@ -66,6 +68,7 @@ impl GpuKvCache {
             pages: PageTable::new(groups),
             halves: halves.collect(),
             between: gpu.buffer("a page to copy", copy_bytes(mixers, groups.room().n_seq))?,
+            cache_type,
             bytes: cache_bytes(mixers, groups),
         })
     }
@@ -97,6 +100,17 @@ impl GpuKvCache {
             }
             gpu.submit(encoder);
         }
+    }
+
+    /// Where a page of a group lies: layer by layer, its keys and then its values.
+    pub(super) fn of_page(&self, group: usize, page: u32) -> impl Iterator<Item = Slice> {
+        let of_group = self.halves.iter().filter(move |half| half.group == group);
+        of_group.map(move |half| half.slice.part(u64::from(page) * half.page_bytes, half.page_bytes))
+    }
+
+    /// Bytes of a page of a group, over all its layers.
+    pub(super) fn page_bytes(&self, group: usize) -> u64 {
+        self.halves.iter().filter(|half| half.group == group).map(|half| half.page_bytes).sum()
     }
 
     /// Bytes of all layers.

@@ -11,6 +11,8 @@ use wgpu::Buffer;
 pub(super) struct GpuStates {
     /// Those of each layer, F32 `[n_slots, elements]`, where it keeps some.
     layers: Vec<Option<Slice>>,
+    /// Bytes of a slot of each layer.
+    bytes_of_layers: Vec<u64>,
     /// What the next step does with them, as [`segment_words`] lays it out.
     segments: Buffer,
     n_slots: usize,
@@ -43,6 +45,7 @@ impl GpuStates {
         let n_words = if n_slots == 0 { 1 } else { 1 + 2 * n_tokens as u64 };
         Ok(Self {
             layers: sizes.iter().map(|&bytes| if bytes > 0 { slices.next() } else { None }).collect(),
+            bytes_of_layers: (0..spec.n_layer()).map(|i| bytes_of_layer(&layout, i)).collect(),
             segments: gpu.buffer("the segments of a batch", 16 * n_words)?,
             n_slots,
             bytes: state_bytes(groups),
@@ -57,6 +60,17 @@ impl GpuStates {
     /// Those of layer `i`, which keeps some: F32 `[n_slots, elements]`.
     pub(super) fn of_layer(&self, i: usize) -> &Slice {
         self.layers[i].as_ref().expect("a layer that keeps states has room for them")
+    }
+
+    /// Where the state in a slot lies, layer by layer.
+    pub(super) fn of_slot(&self, slot: u32) -> impl Iterator<Item = Slice> {
+        let layers = self.layers.iter().zip(&self.bytes_of_layers);
+        layers.filter_map(move |(layer, &bytes)| Some(layer.as_ref()?.part(u64::from(slot) * bytes, bytes)))
+    }
+
+    /// Bytes of a slot, over all layers.
+    pub(super) fn slot_bytes(&self) -> u64 {
+        self.bytes_of_layers.iter().sum()
     }
 
     /// Slots of each layer.

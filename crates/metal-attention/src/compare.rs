@@ -208,7 +208,7 @@ fn states_and_logits(pass: &mut dyn ForwardPass, batch: &[BatchToken]) -> Result
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{DeviceInfo, ForwardError, LayerTrace, Logits, ModelSpec, PageUse};
+    use metal_attention_model::{DeviceInfo, ForwardError, LayerTrace, Logits, ModelSpec, PageUse, SequenceCache};
 
     use super::*;
     use crate::{CacheType, Device, EngineOptions, Model};
@@ -269,6 +269,9 @@ mod tests {
         }
         fn kv_cache_bytes(&self) -> usize {
             self.pass.kv_cache_bytes()
+        }
+        fn cache(&mut self) -> &mut dyn SequenceCache {
+            self.pass.cache()
         }
         fn forward_traced(
             &mut self,

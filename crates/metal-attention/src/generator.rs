@@ -1,6 +1,7 @@
 //! Continues texts with a model, one after the other.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
 use metal_attention_model::{ForwardPass, Profile};
@@ -8,7 +9,10 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::sampling::{Sampler, SamplerOptions};
 use crate::sequence::Sequence;
-use crate::{Constraint, EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, Timings};
+use crate::{
+    Constraint, EngineOptions, Error, GenerateOptions, Generation, LogitsProcessor, Model, Pooler, SessionError,
+    SessionFile, Timings,
+};
 
 /// A model, its KV cache and a sampler.
 ///
@@ -124,6 +128,25 @@ impl Generator {
     /// far is forgotten. Errors are those of [`prompt`](Self::prompt).
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.sequence.embed(pooler, ids)
+    }
+
+    /// For conversations: keeps the places where answers begin in so many bytes of main memory, where layers with windows would lose
+    /// them. A prompt that goes back there, as where a template drops the thoughts of earlier answers, is not evaluated anew.
+    pub fn keep_turns(&mut self, bytes: u64) {
+        self.sequence.keep_turns(bytes);
+    }
+
+    /// Writes a [session file](SessionFile) with `note` and the text so far, which [`restore`](Self::restore) brings back without
+    /// evaluating it.
+    pub fn save(&mut self, path: &Path, note: &[u8]) -> Result<(), SessionError> {
+        self.sequence.save(path, &self.model, note)
+    }
+
+    /// Replaces the text by that of a session file; returns how many tokens that has. On an error the text is empty, or as it
+    /// was.
+    pub fn restore(&mut self, session: SessionFile) -> Result<usize, SessionError> {
+        self.sequence.restore(session, &self.model)?;
+        Ok(self.sequence.ids().len())
     }
 
     /// Times every kernel from now on. An error where the device has no clock for it.

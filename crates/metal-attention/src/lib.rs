@@ -39,10 +39,12 @@ mod gpu_engine;
 mod logits_processor;
 mod memory;
 mod model;
+mod prefix_store;
 mod rerank;
 pub mod sampling;
 pub mod scheduler;
 mod sequence;
+mod session_file;
 mod stop_strings;
 mod text_stream;
 mod timings;
@@ -68,8 +70,8 @@ pub use metal_attention_cuda::{
 pub use metal_attention_gguf as gguf;
 pub use metal_attention_model::{
     ASLEEP_AFTER, BatchToken, DeviceInfo, ForwardError, ForwardPass, KernelTime, KernelTotal, LayerTrace, Logits,
-    MemoryUse, ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, StateUse, TopK, TypeChoices, Watch,
-    Weights, highest,
+    MemoryUse, ModelSpec, PageUse, Phase, Pooling, Profile, ProfiledStep, Recipe, SequenceCache, Snapshot,
+    SnapshotError, StateUse, TopK, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
 #[cfg(feature = "gpu")]
@@ -78,5 +80,6 @@ pub use metal_attention_wgpu as kernels;
 pub use metal_attention_wgpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
 pub use rerank::{RerankError, Reranker, best_first};
+pub use session_file::{SavedText, SessionError, SessionFile};
 pub use text_stream::TextStream;
 pub use timings::Timings;

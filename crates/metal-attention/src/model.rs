@@ -1,12 +1,13 @@
 //! An open model: the file, what it describes, its weights and its tokenizer.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{ForwardPass, ModelSpec, Weights};
 use metal_attention_tokenizer::{Tokenizer, TokenizerOptions};
+use sha2::{Digest, Sha256};
 
 use crate::sampling::SamplerOptions;
 use crate::{Backend, EngineOptions, Error};
@@ -36,6 +37,7 @@ struct Parts {
     options: ModelOptions,
     /// Built when it is first asked for: whoever works with token ids needs none.
     tokenizer: OnceLock<Arc<Tokenizer>>,
+    fingerprint: OnceLock<[u8; 32]>,
 }
 
 impl fmt::Debug for Model {
@@ -65,9 +67,8 @@ impl Model {
     pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
         let spec = ModelSpec::from_gguf(&gguf)?;
         let weights = Weights::load(&gguf, &spec)?;
-        Ok(Self {
-            parts: Arc::new(Parts { gguf, spec, weights, options: options.clone(), tokenizer: OnceLock::new() }),
-        })
+        let (options, tokenizer, fingerprint) = (options.clone(), OnceLock::new(), OnceLock::new());
+        Ok(Self { parts: Arc::new(Parts { gguf, spec, weights, options, tokenizer, fingerprint }) })
     }
 
     /// Hyperparameters.
@@ -97,6 +98,12 @@ impl Model {
         SamplerOptions::recommended(self.parts.gguf.metadata())
     }
 
+    /// A hash by which the file is known again: of its metadata, its tensors' names, shapes and types, and of each tensor's first
+    /// and last 4096 bytes.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        *self.parts.fingerprint.get_or_init(|| fingerprint(&self.parts.gguf))
+    }
+
     /// The file.
     pub fn gguf(&self) -> &GgufFile {
         &self.parts.gguf
@@ -111,5 +118,37 @@ impl Model {
     /// As [`forward_pass`](Self::forward_pass), with what only the chosen backend can tell.
     pub fn backend(&self, options: &EngineOptions) -> Result<Backend, Error> {
         options.backend(self)
+    }
+}
+
+/// Bytes of a tensor that are hashed at each of its ends.
+const HASHED: usize = 4096;
+
+fn fingerprint(file: &GgufFile) -> [u8; 32] {
+    let mut hash = Hash(Sha256::new());
+    let mut write = |line: fmt::Arguments<'_>| hash.write_fmt(line).expect("hashing cannot fail");
+    for (key, value) in file.metadata().iter() {
+        write(format_args!("{key:?}: {value:?}\n"));
+    }
+    for tensor in file.tensors() {
+        write(format_args!("{:?} {:?} {}\n", tensor.name(), tensor.shape(), tensor.ty().name()));
+    }
+    let Hash(mut hash) = hash;
+    for tensor in file.tensors() {
+        let bytes = tensor.bytes();
+        let n = bytes.len().min(HASHED);
+        hash.update(&bytes[..n]);
+        hash.update(&bytes[bytes.len() - n..]);
+    }
+    hash.finalize().into()
+}
+
+/// Hashes what is written to it.
+struct Hash(Sha256);
+
+impl Write for Hash {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.update(text);
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! One text as the forward pass sees it: its tokens, which of them are in the KV cache, and what comes next.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
@@ -8,8 +9,10 @@ use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, is_number, need};
 use crate::constraint::Constraining;
 use crate::logits_processor::Processing;
+use crate::prefix_store::PrefixStore;
 use crate::sampling::Sampler;
-use crate::{Constraint, Error, LogitsProcessor, Pooler, Timings};
+use crate::scheduler::Client;
+use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedText, SessionError, SessionFile, Timings};
 
 /// The tokens of a text and everything that continues it.
 pub(crate) struct Sequence {
@@ -17,6 +20,10 @@ pub(crate) struct Sequence {
     sampler: Sampler,
     processing: Option<Processing>,
     constraint: Option<Constraining>,
+    /// Where answers began, which layers with windows have lost since.
+    turns: PrefixStore,
+    /// Tokens of the last prompt; `None` where the place where its answer begins is kept, or need not be.
+    n_prompt: Option<usize>,
     /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
     /// for the next [`step`](Self::step).
     ids: Vec<u32>,
@@ -27,7 +34,17 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler) -> Self {
         let timings = Timings::default();
-        Self { pass, sampler, processing: None, constraint: None, ids: Vec::new(), started: Instant::now(), timings }
+        Self {
+            pass,
+            sampler,
+            processing: None,
+            constraint: None,
+            turns: PrefixStore::new(0, None),
+            n_prompt: None,
+            ids: Vec::new(),
+            started: Instant::now(),
+            timings,
+        }
     }
 
     pub fn pass(&self) -> &dyn ForwardPass {
@@ -60,6 +77,11 @@ impl Sequence {
         self.constraint.as_ref().is_some_and(Constraining::is_complete)
     }
 
+    /// From now on places where answers begin are kept in so many bytes, where layers with windows would lose them.
+    pub fn keep_turns(&mut self, bytes: u64) {
+        self.turns = PrefixStore::new(bytes, None);
+    }
+
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
@@ -79,7 +101,8 @@ impl Sequence {
         let cached = self.ids[..self.pass.position()].iter().zip(prompt).take_while(|(a, b)| a == b).count();
         // The last token is evaluated in any case: its logits choose the next one.
         let cached = cached.min(prompt.len() - 1);
-        let cached = self.pass.truncate(cached);
+        let cached = self.go_back(prompt, cached);
+        self.n_prompt = Some(prompt.len());
         self.ids.clear();
         self.ids.extend_from_slice(prompt);
         self.sampler.reset();
@@ -104,6 +127,33 @@ impl Sequence {
             self.timings.prompt_tokens += batch.len();
             self.timings.prefill = self.started.elapsed();
         }
+    }
+
+    /// Makes the text in the KV cache the first `n` tokens of `prompt`, or as many of them as there are; how many these are.
+    fn go_back(&mut self, prompt: &[u32], n: usize) -> usize {
+        let pass = &mut *self.pass;
+        let reachable = pass.reachable(0, n);
+        let kept =
+            self.turns.find(pass, Client::Unknown, &prompt[..prompt.len() - 1]).filter(|kept| kept.n > reachable);
+        match kept {
+            Some(kept) if self.turns.restore(pass, 0, kept) => kept.n,
+            Some(_) | None => pass.truncate(n),
+        }
+    }
+
+    /// Writes a session file with `note` and what the KV cache has of the text.
+    pub fn save(&mut self, path: &Path, model: &Model, note: &[u8]) -> Result<(), SessionError> {
+        let ids = &self.ids[..self.pass.position()];
+        SessionFile::write(path, model, note, Some(SavedText { pass: &mut *self.pass, seq: 0, ids }))
+    }
+
+    /// Replaces the text by that of a session file. On an error it is empty, or as it was.
+    pub fn restore(&mut self, session: SessionFile, model: &Model) -> Result<(), SessionError> {
+        self.n_prompt = None;
+        let restored = session.restore(model, &mut *self.pass, 0);
+        self.ids.truncate(self.pass.position());
+        self.ids = restored?;
+        Ok(())
     }
 
     /// Whether the text has room for the tokens that wait, so that a step can follow.
@@ -145,6 +195,11 @@ impl Sequence {
         }
         let chosen = chosen?;
         self.count(batch.len(), start.elapsed());
+        if let Some(n) = self.n_prompt
+            && self.turns.keep_turn(&mut *self.pass, 0, Client::Unknown, &self.ids[..n])
+        {
+            self.n_prompt = None;
+        }
         Ok(chosen.expect("all logits are enough to choose from"))
     }
 
@@ -163,6 +218,7 @@ impl Sequence {
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.check_prompt(ids)?;
         self.ids.clear();
+        self.n_prompt = None;
         self.pass.truncate(0);
         let states = self.pass.forward_hidden(&pooler.batch(ids, 0))?;
         self.pass.truncate(0);
@@ -212,11 +268,11 @@ impl Sequence {
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_model::{DeviceInfo, LayerTrace, Logits, ModelSpec, PageUse};
+    use metal_attention_model::{DeviceInfo, LayerTrace, Logits, ModelSpec, PageUse, SequenceCache};
 
     use super::*;
     use crate::sampling::SamplerOptions;
-    use crate::{Device, EngineOptions, Model};
+    use crate::{Device, EngineOptions};
 
     /// A forward pass that would rather give short lists.
     struct ShortLists(Box<dyn ForwardPass>, usize);
@@ -257,6 +313,9 @@ mod tests {
         }
         fn kv_cache_bytes(&self) -> usize {
             self.0.kv_cache_bytes()
+        }
+        fn cache(&mut self) -> &mut dyn SequenceCache {
+            self.0.cache()
         }
         fn forward_traced(
             &mut self,

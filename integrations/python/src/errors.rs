@@ -36,7 +36,7 @@ pub fn of_start(error: &StartError) -> PyErr {
     match error {
         StartError::Option { .. } => OptionError::new_err(error.to_string()),
         StartError::Model(error) => of_model(error),
-        StartError::Thread(_) => EngineError::new_err(error.to_string()),
+        StartError::CacheDisk { .. } | StartError::Thread(_) => EngineError::new_err(error.to_string()),
     }
 }
 

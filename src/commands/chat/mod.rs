@@ -1,11 +1,12 @@
 //! `chat`: a conversation with a model.
 //!
 //! [`Setup`] is what a conversation needs; `run` without a text begins one, too. `input.rs` reads what the user types, `commands.rs` understands it, `conversation.rs` is what was said, and
-//! `session.rs` has the model answer; `waker.rs` readies the device while somebody types.
+//! `session.rs` has the model answer, and `kept.rs` keeps it in a file; `waker.rs` readies the device while somebody types.
 
 mod commands;
 pub mod conversation;
 mod input;
+mod kept;
 pub mod session;
 mod waker;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metal_attention::Generator;
+use metal_attention::scheduler::SchedulerOptions;
 use metal_attention_chat::{ChatTemplate, Message, Thinking};
 
 use crate::cli_error::CliError;
@@ -33,6 +35,7 @@ use crate::text_input::WordsArgs;
 use commands::{Command, HELP};
 use conversation::Conversation;
 use input::Input;
+use kept::KeptSession;
 use session::{Outcome, Session};
 
 const AFTER_HELP: &str = "\
@@ -74,6 +77,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
 
+    /// Keep the conversation in this file, with what the KV cache has of it, and go on with what is there
+    #[arg(long, value_name = "FILE", conflicts_with = "load")]
+    session: Option<PathBuf>,
+
     /// Use the chat template in this file instead of the model's
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
@@ -109,6 +116,8 @@ pub struct Setup<'a> {
     pub system: Option<&'a str>,
     /// The file with the messages so far.
     pub load: Option<&'a Path>,
+    /// The file that keeps the conversation.
+    pub session: Option<&'a Path>,
     /// The file with the chat template, in the place of the model's.
     pub chat_template: Option<&'a Path>,
     /// Whether the model thinks; `None`: as its template has it.
@@ -135,6 +144,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         model: &model,
         system: args.system.as_deref(),
         load: args.load.as_deref(),
+        session: args.session.as_deref(),
         chat_template: args.chat_template.as_deref(),
         thinking: args.thinking,
         n_predict: args.n_predict,
@@ -160,13 +170,19 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
         Some(path) => template_file::read(path, &tokenizer)?,
     };
     loading.weigh(model.gguf().tensor_bytes());
-    let generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
+    let mut generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
     drop(loading);
+    generator.keep_turns(SchedulerOptions::default_cache_ram());
 
     let mut conversation = match args.load {
         Some(path) => load(path)?,
         None => Conversation::default(),
     };
+    let mut kept = None;
+    if let Some(path) = args.session {
+        let (session, messages) = KeptSession::open(path, &mut generator)?;
+        (kept, conversation) = (Some(session), messages);
+    }
     if let Some(system) = args.system {
         conversation.system = Some(system.to_owned());
     }
@@ -182,6 +198,7 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     let session = Session::new(generator, tokenizer, template, conversation, sampling, options);
     let mut chat = Chat {
         session,
+        kept,
         input: Input::new(interactive)?,
         name: args.model.name(),
         n_vocab: model.spec().n_vocab,
@@ -190,19 +207,15 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     if interactive {
         note(&format!("{}; /help lists the commands, Ctrl-D leaves", args.model.name()));
     }
-    if let Some(text) = first {
-        if interactive {
-            note(&format!("> {}", safe_lines(&text)));
-        }
-        chat.carry_out_or_tell(Command::Say(text))?;
-    }
-    while chat.turn()? {}
-    Ok(())
+    let outcome = chat.converse(first);
+    outcome.and(chat.keep_all())
 }
 
 /// A conversation and where its lines come from.
 struct Chat {
     session: Session,
+    /// The file that keeps it.
+    kept: Option<KeptSession>,
     input: Input,
     /// The model's name.
     name: String,
@@ -211,6 +224,23 @@ struct Chat {
 }
 
 impl Chat {
+    /// Answers `first`, and then what is read.
+    fn converse(&mut self, first: Option<String>) -> Result<(), CliError> {
+        if let Some(text) = first {
+            if self.interactive {
+                note(&format!("> {}", safe_lines(&text)));
+            }
+            self.carry_out_or_tell(Command::Say(text))?;
+        }
+        while self.turn()? {}
+        Ok(())
+    }
+
+    /// Writes the session's file as a whole.
+    fn keep_all(&mut self) -> Result<(), CliError> {
+        self.kept.as_mut().map_or(Ok(()), |kept| kept.keep_all(&mut self.session))
+    }
+
     /// Reads a message or a command and does it. False: the user leaves.
     fn turn(&mut self) -> Result<bool, CliError> {
         let Some(text) = waker::read_awake(&mut self.input, &mut self.session)? else { return Ok(false) };
@@ -226,7 +256,9 @@ impl Chat {
     /// Carries out a command. On a terminal the user reads what goes wrong, and the conversation goes on.
     fn carry_out_or_tell(&mut self, command: Command) -> Result<(), CliError> {
         let _asked = interrupt::ask();
-        if let Err(error) = self.carry_out(command) {
+        let outcome = self.carry_out(command);
+        let kept = self.kept.as_mut().map_or(Ok(()), |kept| kept.keep_messages(&self.session));
+        if let Err(error) = outcome.and(kept) {
             match error {
                 CliError::Interrupted => note("note: not answered"),
                 // In a script, what cannot be said or done ends it.
@@ -235,6 +267,7 @@ impl Chat {
             }
         }
         if interrupt::requested() && !self.interactive {
+            self.keep_all()?;
             interrupt::end();
         }
         Ok(())

@@ -2,12 +2,13 @@
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, StopReason};
+use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
 use metal_attention_chat::{AnswerEvent, ChatTemplate, Continuation, Message, RenderRequest, Thinking};
 use metal_attention_grammar::{Form, Grammars};
 
@@ -85,6 +86,11 @@ impl Session {
     /// The model on its device.
     pub fn forward_pass(&self) -> &dyn ForwardPass {
         self.generator.forward_pass()
+    }
+
+    /// Writes a session file with `note` and what the KV cache has of the conversation.
+    pub fn save(&mut self, path: &Path, note: &[u8]) -> Result<(), SessionError> {
+        self.generator.save(path, note)
     }
 
     /// How tokens are chosen.

@@ -44,10 +44,11 @@ impl Pool {
         self.counts[self.lists[seq].pages[pos / PAGE] as usize]
     }
 
-    /// The longest beginning of sequence `seq`, `n` tokens at most, that could go on: what tokens after it see is there.
-    pub(super) fn reachable(&self, seq: usize, n: usize) -> usize {
+    /// The longest beginning of a sequence that has given up its first `n_dropped` pages, `n` tokens at most, that could go on:
+    /// what tokens after it see is there.
+    pub(super) fn reachable(&self, n_dropped: usize, n: usize) -> usize {
         let first_seen = |pos: usize| self.group.mask.seen(pos, pos + 1).start;
-        if first_seen(n) >= self.lists[seq].n_dropped * PAGE {
+        if first_seen(n) >= n_dropped * PAGE {
             return n;
         }
         // Where a chunk begins, and a page, what was before is seen no more.
@@ -132,6 +133,22 @@ impl Pool {
             self.counts[page as usize] += 1;
         }
         self.lists[to] = shared;
+    }
+
+    /// How many pages of a sequence of `n` tokens that gave up its first `n_dropped` there is to keep: no more than a sequence may
+    /// have. `None` where a token to come sees what was given up.
+    pub(super) fn n_kept(&self, n: usize, n_dropped: usize) -> Option<usize> {
+        let kept = n.div_ceil(PAGE).checked_sub(n_dropped)?;
+        let is_seen = self.group.mask.seen(n, n + 1).start < n_dropped * PAGE;
+        (!is_seen).then(|| kept.min(self.group.pages_of_a_sequence))
+    }
+
+    /// Gives sequence `seq`, which holds nothing, the last `n_kept` of the pages of `n` tokens; there are enough.
+    pub(super) fn adopt(&mut self, seq: usize, n: usize, n_kept: usize) {
+        let n_dropped = n.div_ceil(PAGE) - n_kept;
+        let mut pages = vec![0; n_dropped];
+        pages.extend((0..n_kept).map(|_| self.take()));
+        self.lists[seq] = List { pages, n_dropped };
     }
 
     /// A page that nobody holds.

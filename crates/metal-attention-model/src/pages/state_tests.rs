@@ -360,3 +360,21 @@ fn steps_of_a_sequence_that_is_cut_are_forgotten() {
     cache.check();
     assert_eq!(cache.table.segments(&[]), []);
 }
+
+#[test]
+fn states_before_turns_stay_longest() {
+    let mut cache = Cache::new(1, Some(1), N_CTX);
+    let kept = |cache: &Cache| -> Vec<usize> { cache.states().kept[0].iter().map(|state| state.pos).collect() };
+    // Four slots. A turn begins in the second page: its ends stay, whatever comes after them one by one.
+    cache.run(&Action::Append([PAGE + 5, 0, 0, 0], N_CTX));
+    cache.run(&Action::Decode { seqs: [true, false, false, false], n: 3 * PAGE, depth: 0, turns: N_CTX });
+    assert_eq!(cache.lists[0].len(), 4 * PAGE + 5);
+    assert!(kept(&cache).contains(&PAGE), "{:?}", kept(&cache));
+    assert_eq!(cache.table.reachable(0, PAGE + 3), PAGE);
+    cache.check();
+    // What comes by many tokens has no such places.
+    cache.run(&Action::Rewind(0, 0));
+    cache.run(&Action::Append([4 * PAGE + 5, 0, 0, 0], N_CTX));
+    cache.run(&Action::Append([50, 0, 0, 0], 1));
+    assert!(!kept(&cache).contains(&PAGE), "{:?}", kept(&cache));
+}

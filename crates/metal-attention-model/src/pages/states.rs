@@ -7,6 +7,10 @@ use crate::{BatchToken, ForwardError, PAGE, StateRoom, StateUse};
 /// The slot of the empty text: zeros, which nobody writes to.
 const EMPTY: u32 = 0;
 
+/// How much more a state before the beginning of a turn is worth than another one that spares as much: all others go first, up to
+/// lengths of texts that this divides.
+const TURN_WEIGHT: f64 = 1e6;
+
 /// Tokens of a sequence that follow each other in a batch, and the slots of the state before them and of that after them.
 ///
 /// The state after them is made in its own slot: where that is another one, the state before is copied there first, and
@@ -31,6 +35,8 @@ pub(super) struct Kept {
     /// Tokens that it is the state after; at least 1.
     pub(super) pos: usize,
     pub(super) slot: u32,
+    /// A turn begins soon after it: texts are cut back to here more often than to elsewhere.
+    pub(super) before_turn: bool,
 }
 
 /// The states that are kept of all sequences.
@@ -38,7 +44,9 @@ pub(super) struct Kept {
 /// A sequence keeps the state that it goes on from, that before its last token, that from before the last batch, and
 /// checkpoints: the states at the ends of pages. A state is written to by one batch only, and so shared like a page: its
 /// holders are counted. Checkpoints go where slots are needed, those first that shorten the least of what would have to be
-/// evaluated again, in proportion to how far back they lie.
+/// evaluated again, in proportion to how far back they lie. Those before the beginnings of turns go last: an answer is written
+/// anew from there, a question is changed, thoughts are dropped. A turn begins where a sequence grows token by token after it grew by
+/// many, or the other way round.
 #[derive(Debug, Clone)]
 pub(super) struct States {
     pub(super) room: StateRoom,
@@ -49,6 +57,8 @@ pub(super) struct States {
     pub(super) kept: Vec<Vec<Kept>>,
     /// Length of each sequence of the last batch before that; `None` of the others.
     held: Vec<Option<usize>>,
+    /// Whether each sequence grew by many tokens last, or by one; `None` where it is new.
+    grew_by_many: Vec<Option<bool>>,
     /// Slots of the states after the tokens of each sequence that are not counted yet, one for each.
     pub(super) reserved: Vec<VecDeque<u32>>,
     /// Those of the tokens that were appended last.
@@ -63,6 +73,7 @@ impl States {
             free: BTreeSet::new(),
             kept: vec![Vec::new(); n_seq],
             held: vec![None; n_seq],
+            grew_by_many: vec![None; n_seq],
             reserved: vec![VecDeque::new(); n_seq],
             segments: Vec::new(),
         }
@@ -116,6 +127,10 @@ impl States {
         for (seq, last) in ends.iter().enumerate() {
             let Some(last) = last else { continue };
             self.tidy(seq);
+            let by_many = n_new[seq] > 1;
+            if self.grew_by_many[seq].replace(by_many).is_some_and(|before| before != by_many) {
+                self.note_turn(seq);
+            }
             if n_new[seq] > 1 {
                 self.release(seq);
             } else if !self.reserved[seq].is_empty() {
@@ -161,13 +176,13 @@ impl States {
         let kept = &mut self.kept[seq];
         match (kept.last_mut(), to) {
             (Some(last), None) => {
-                last.pos = next;
+                *last = Kept { pos: next, before_turn: false, ..*last };
                 (last.slot, last.slot)
             }
             (last, to) => {
                 let from = last.map_or(EMPTY, |last| last.slot);
                 let slot = to.unwrap_or(EMPTY);
-                kept.push(Kept { pos: next, slot });
+                kept.push(Kept { pos: next, slot, before_turn: false });
                 (from, slot)
             }
         }
@@ -176,6 +191,16 @@ impl States {
     /// Whether a state that sequence `seq` goes on from is needed as it is: others hold it, or the batch may be taken back.
     fn must_stay(&self, seq: usize, state: Kept) -> bool {
         self.held[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
+    }
+
+    /// Notes that a turn begins where sequence `seq` ends. What a template writes before an answer may be left out of later prompts,
+    /// so that the last end of a page may lie behind what these have in common with the text: the one before counts, too.
+    fn note_turn(&mut self, seq: usize) {
+        let kept = &mut self.kept[seq];
+        let end = kept.last().map_or(0, |state| state.pos);
+        for state in kept.iter_mut().rev().take_while(|state| state.pos + 2 * PAGE > end) {
+            state.before_turn |= state.pos.is_multiple_of(PAGE);
+        }
     }
 
     /// Gives up what sequence `seq` kept for the last batch alone.
@@ -264,6 +289,23 @@ impl States {
             self.counts[state.slot as usize] += 1;
         }
         self.kept[to] = shared;
+        self.grew_by_many[to] = None;
+    }
+
+    /// Makes sequence `seq`, which holds nothing, one whose states after so many tokens are kept, the shortest first. Where there is
+    /// no room for all of them some are left out, never the last; false, and nothing has changed, where there is none for that.
+    pub(super) fn adopt(&mut self, seq: usize, states: &[usize]) -> bool {
+        let none = vec![None; self.kept.len()];
+        for (i, &pos) in states.iter().rev().enumerate() {
+            match self.take(&none) {
+                Some(slot) => self.kept[seq].insert(0, Kept { pos, slot, before_turn: false }),
+                None if i == 0 => return false,
+                None => break,
+            }
+        }
+        self.held[seq] = None;
+        self.grew_by_many[seq] = None;
+        true
     }
 
     /// A slot that nobody holds, if need be that of a checkpoint. `ends`: the last new token of each sequence that grows.
@@ -308,8 +350,9 @@ impl States {
                 let place = &mut worth[state.slot as usize];
                 *place = match (kept.get(i + 1), *place) {
                     (Some(next), Some(other)) if !stays(state.pos) => {
+                        let weight = if state.before_turn { TURN_WEIGHT } else { 1.0 };
                         let spared = (next.pos - before) as f64 / (end - state.pos + PAGE) as f64;
-                        Some(spared.max(other))
+                        Some((weight * spared).max(other))
                     }
                     (Some(_) | None, _) => None,
                 };

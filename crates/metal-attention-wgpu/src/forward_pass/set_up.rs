@@ -62,7 +62,8 @@ impl GpuForwardPass {
         let batch_buffer = |n_tokens| BatchBuffer::new(&gpu, n_tokens, room.n_seq, room.n_positions(), &n_pages);
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(capacity.0)?;
-        let cache = GpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.layers_in_a_buffer)?;
+        let cache =
+            GpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.cache_type, options.layers_in_a_buffer)?;
         let states = GpuStates::new(&gpu, &spec, &cache_groups, capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();
@@ -181,6 +182,7 @@ impl GpuForwardPass {
             lookahead: Lookahead::default(),
             free: Vec::new(),
             readback,
+            blocks: None,
             prepared: None,
             unread: None,
             trace: None,

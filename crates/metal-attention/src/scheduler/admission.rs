@@ -2,8 +2,10 @@
 
 use std::cmp::Reverse;
 
+use crate::prefix_store::n_common;
+
 use super::engine::{Engine, Running};
-use super::slots::{Prefix, longest_prefix, n_common};
+use super::slots::{Prefix, longest_prefix};
 use super::text::Text;
 use super::{Client, FinishReason, Metrics, Request};
 
@@ -144,7 +146,7 @@ impl<'t> Engine<'t> {
         self.texts_first = false;
         // What it finds in the cache is no progress of its own.
         text.reached = text.reached.max(n_cached);
-        self.running.push(Running { text, seq, since: None });
+        self.running.push(Running { text, seq, since: None, turn_is_kept: false });
     }
 
     /// Begins embeddings, one for each client at a time. False where one waits for room in the cache.
@@ -184,16 +186,14 @@ impl<'t> Engine<'t> {
         let Some((i, _)) = longest.filter(|(_, r)| own == 0 || self.n_running(r.text.client) >= own + 2) else {
             return false;
         };
-        let Running { text, seq, .. } = &self.running[i];
-        let kept = text.ids[..self.pass.n_past(*seq)].to_vec();
-        let seq = self.put_off(i);
-        self.slots.keep(seq, kept);
+        self.put_off(i);
         true
     }
 
-    /// Takes the `i`-th text's place: it waits for another one. Returns its sequence, which is as it was.
+    /// Takes the `i`-th text's place: it waits for another one. Returns its sequence, which keeps the text as a finished one.
     pub(super) fn put_off(&mut self, i: usize) -> usize {
         let Running { mut text, seq, .. } = self.running.remove(i);
+        self.slots.keep(seq, text.client, text.ids[..self.pass.n_past(seq)].to_vec());
         tracing::debug!("text {} gives its place up after {} tokens", text.number, text.ids.len());
         text.reached = text.reached.max(self.pass.n_past(seq));
         let at = self.preempted.partition_point(|earlier| earlier.number < text.number);
@@ -213,7 +213,6 @@ impl<'t> Engine<'t> {
         let ids = &ids[..most];
         let evaluated = self.running.iter().map(|r| (r.seq, &r.text.ids[..self.pass.n_past(r.seq)]));
         let prefix = longest_prefix(ids, evaluated.chain(self.slots.all_idle()), |seq, n| self.pass.reachable(seq, n));
-        let page_len = self.pass.cache_pages().page_len;
         let cached = prefix.map_or(0, |prefix| prefix.n);
         let is_prompt = |r: &Running<'_>| r.text.ids.len() > self.pass.n_past(r.seq) + 1;
         let comes = |(i, r): (usize, &Running<'_>)| {
@@ -226,37 +225,49 @@ impl<'t> Engine<'t> {
         if self.running.iter().enumerate().any(comes) {
             return Place::Later;
         }
+        let page_len = self.pass.cache_pages().page_len;
+        if let Some(stored) =
+            self.store.find(&mut *self.pass, client, ids).filter(|stored| stored.n >= cached + page_len)
+        {
+            // What goes to make room for it does not take its place.
+            self.store.touch(stored);
+            if let Some(seq) = self.fresh_sequence(n_tokens) {
+                let is_there = self.store.restore(&mut *self.pass, seq, stored);
+                return Place::At(seq, if is_there { stored.n } else { 0 });
+            }
+        }
         // A finished text that the new one continues goes on where it is. Others stay as they are, if they can.
         let continued = prefix.filter(|p| self.slots.idle(p.seq).is_some_and(|idle| idle.len() == p.n));
-        if let Some(Prefix { seq, n }) = continued
-            && self.make_room(n_tokens.saturating_sub(n), Some(seq))
+        if let Some(kept) = continued
+            && self.make_room(n_tokens.saturating_sub(kept.n), Some(kept))
         {
-            self.slots.occupy(seq);
-            return Place::At(seq, n);
+            self.slots.occupy(kept.seq);
+            return Place::At(kept.seq, kept.n);
         }
         if let Some(prefix) = prefix.filter(|_| continued.is_none())
-            && let Some(seq) = self.slots.empty().or_else(|| self.slots.oldest_idle(Some(prefix.seq)))
-        {
-            self.evict(seq);
             // Only whole pages are shared for good.
-            if self.make_room(n_tokens - prefix.n / page_len * page_len, Some(prefix.seq)) {
-                match self.pass.share_prefix(prefix.seq, seq, prefix.n) {
-                    Ok(n) => {
-                        self.slots.touch(prefix.seq);
-                        self.slots.occupy(seq);
-                        return Place::At(seq, n);
-                    }
-                    Err(why) => tracing::warn!("a prompt's beginning is evaluated again: {why}"),
+            && let Some(seq) = self.room_beside(n_tokens - prefix.n / page_len * page_len, prefix)
+        {
+            match self.pass.share_prefix(prefix.seq, seq, prefix.n) {
+                Ok(n) => {
+                    self.slots.touch(prefix.seq);
+                    self.slots.occupy(seq);
+                    return Place::At(seq, n);
                 }
+                Err(why) => tracing::warn!("a prompt's beginning is evaluated again: {why}"),
             }
         }
         // What the text shares with a finished one is kept, and the rest of that is given up.
-        if let Some(Prefix { seq, n }) = prefix.filter(|p| self.slots.idle(p.seq).is_some()) {
-            let n = self.pass.rewind(seq, n);
-            self.slots.keep(seq, ids[..n].to_vec());
-            if self.make_room(n_tokens.saturating_sub(n), Some(seq)) {
-                self.slots.occupy(seq);
-                return Place::At(seq, n);
+        if let Some(prefix) = prefix
+            && let Some(owner) = self.slots.owner(prefix.seq)
+            && self.fits(n_tokens.saturating_sub(prefix.n), Some(prefix))
+        {
+            self.store_idle(prefix.seq);
+            let n = self.pass.rewind(prefix.seq, prefix.n);
+            self.slots.keep(prefix.seq, owner, ids[..n].to_vec());
+            if self.make_room(n_tokens.saturating_sub(n), Some(Prefix { n, ..prefix })) {
+                self.slots.occupy(prefix.seq);
+                return Place::At(prefix.seq, n);
             }
         }
         match self.fresh_sequence(n_tokens) {
@@ -265,35 +276,72 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// An empty sequence and pages for `n_tokens` tokens; `None` where there is no room now.
+    /// An empty sequence and pages for `n_tokens` tokens; `None`, and nothing is given up, where there is no room now.
     pub(super) fn fresh_sequence(&mut self, n_tokens: usize) -> Option<usize> {
         let seq = self.slots.empty().or_else(|| self.slots.oldest_idle(None))?;
-        self.evict(seq);
-        if !self.make_room(n_tokens, None) {
+        if !self.fits(n_tokens, None) {
             return None;
         }
+        self.give_up(seq);
+        self.make_room(n_tokens, None);
         self.slots.occupy(seq);
         Some(seq)
     }
 
-    /// Gives idle sequences up, `except` one, until there are pages for `n_tokens` tokens besides those that what runs
-    /// will need soon, so that a newcomer does not lose its place again at once. False where that is not enough; where
-    /// nothing runs it is.
-    fn make_room(&mut self, n_tokens: usize, except: Option<usize>) -> bool {
-        loop {
-            let pages = self.pass.cache_pages();
-            let of = |n: usize| n.div_ceil(pages.page_len);
-            let soon = |n: usize| (n + pages.page_len).min(self.pass.n_ctx());
-            let running = self.running.iter().map(|r| (r.seq, soon(r.text.ids.len())));
-            let embeddings = self.embeddings.iter().map(|run| (run.seq, run.n_tokens()));
-            let missing = running.chain(embeddings).map(|(seq, n)| of(n).saturating_sub(of(self.pass.n_past(seq))));
-            if pages.free >= missing.sum::<usize>() + of(n_tokens) {
-                return true;
-            }
-            let Some(seq) = self.slots.oldest_idle(except) else {
-                return self.running.is_empty() && self.embeddings.is_empty();
-            };
-            self.evict(seq);
+    /// An empty sequence beside that of `prefix`, and pages for `n_tokens` tokens; `None`, and nothing is given up, where there
+    /// is no room now.
+    fn room_beside(&mut self, n_tokens: usize, prefix: Prefix) -> Option<usize> {
+        let seq = self.slots.empty().or_else(|| self.slots.oldest_idle(Some(prefix.seq)))?;
+        let whole = Prefix { n: self.pass.n_past(prefix.seq), ..prefix };
+        if !self.fits(n_tokens, Some(whole)) {
+            return None;
         }
+        self.give_up(seq);
+        self.make_room(n_tokens, Some(whole)).then_some(seq)
+    }
+
+    /// Pages that `n_tokens` tokens take besides those that what runs will need soon, so that a newcomer does not lose its place
+    /// again at once.
+    fn pages_needed(&self, n_tokens: usize) -> usize {
+        let page_len = self.pass.cache_pages().page_len;
+        let of = |n: usize| n.div_ceil(page_len);
+        let soon = |n: usize| (n + page_len).min(self.pass.n_ctx());
+        let running = self.running.iter().map(|r| (r.seq, soon(r.text.ids.len())));
+        let embeddings = self.embeddings.iter().map(|run| (run.seq, run.n_tokens()));
+        let missing = running.chain(embeddings).map(|(seq, n)| of(n).saturating_sub(of(self.pass.n_past(seq))));
+        missing.sum::<usize>() + of(n_tokens)
+    }
+
+    /// Whether there are pages for `n_tokens` tokens once all idle sequences are given up but the beginning `kept` of one. Where
+    /// nothing runs there are.
+    fn fits(&self, n_tokens: usize, kept: Option<Prefix>) -> bool {
+        if self.running.is_empty() && self.embeddings.is_empty() {
+            return true;
+        }
+        let texts = self.running.iter().map(|r| r.seq);
+        let busy: Vec<_> = texts.chain(self.embeddings.iter().map(|run| run.seq)).collect();
+        let n_busy = self.pass.pages_held(&busy);
+        let pages = self.pass.cache_pages();
+        let of_kept = kept.filter(|kept| !busy.contains(&kept.seq)).map_or(0, |Prefix { seq, n }| {
+            let both: Vec<_> = busy.iter().copied().chain([seq]).collect();
+            // Those that it shares with what runs are its first.
+            let own = self.pass.pages_held(&both) - n_busy;
+            own.saturating_sub(self.pass.n_past(seq).div_ceil(pages.page_len) - n.div_ceil(pages.page_len))
+        });
+        pages.total - n_busy - of_kept >= self.pages_needed(n_tokens)
+    }
+
+    /// Gives idle sequences up, but the one of which `kept` is the beginning, until there are pages for `n_tokens` tokens. False, and
+    /// nothing is given up, where that is not enough; where nothing runs it is.
+    fn make_room(&mut self, n_tokens: usize, kept: Option<Prefix>) -> bool {
+        if !self.fits(n_tokens, kept) {
+            return false;
+        }
+        while self.pass.cache_pages().free < self.pages_needed(n_tokens)
+            && let Some(seq) = self.slots.oldest_idle(kept.map(|kept| kept.seq))
+        {
+            self.give_up(seq);
+        }
+        true
     }
 }

@@ -104,7 +104,7 @@ impl Engine<'_> {
             }
             Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => {
                 match self.slots.oldest_idle(None) {
-                    Some(seq) => self.evict(seq),
+                    Some(seq) => self.give_up(seq),
                     None => self.put_embedding_off(),
                 }
             }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use metal_attention_model::{ASLEEP_AFTER, wake};
 
+use crate::prefix_store::PrefixStore;
 use crate::tokenizer::Tokenizer;
 use crate::{ForwardPass, Model, Pooler, StateUse};
 
@@ -28,6 +29,8 @@ pub(super) struct Running<'t> {
     pub seq: usize,
     /// When it got further than it was when it lost its place last.
     pub since: Option<Instant>,
+    /// The place where its answer begins is in the store, or cannot be.
+    pub turn_is_kept: bool,
 }
 
 /// The forward pass and everything that runs on it.
@@ -38,6 +41,8 @@ pub(super) struct Engine<'t> {
     pub shared: Arc<Shared>,
     pub options: SchedulerOptions,
     pub slots: Slots,
+    /// Texts that gave their sequences up.
+    pub store: PrefixStore,
     /// What prompts to come find in the KV cache, where somebody wants to know.
     blocks: Option<Blocks>,
     /// In the order in which they got their places.
@@ -73,6 +78,7 @@ impl<'t> Engine<'t> {
         Self {
             blocks: observer.map(|observer| Blocks::new(pass.cache_pages().page_len, pass.n_seq(), observer)),
             slots: Slots::new(pass.n_seq()),
+            store: PrefixStore::new(options.cache_ram, options.cache_disk.clone()),
             pass,
             pooler: Pooler::new(model, None),
             tokenizer,
@@ -183,7 +189,7 @@ impl<'t> Engine<'t> {
         if matches!(outcome, Err(RequestError::Forward(_) | RequestError::NoNumbers)) {
             self.evict(seq);
         } else {
-            self.slots.keep(seq, text.ids[..self.pass.n_past(seq)].to_vec());
+            self.slots.keep(seq, text.client, text.ids[..self.pass.n_past(seq)].to_vec());
         }
         self.answer(text, outcome);
     }
@@ -214,12 +220,39 @@ impl<'t> Engine<'t> {
         metrics.texts.clear();
         // Nobody finds anything in its cache any more.
         (metrics.pages_used, metrics.pages_free, metrics.states) = (0, 0, StateUse::default());
+        (metrics.stored.ram_texts, metrics.stored.ram_bytes) = (0, 0);
+        (metrics.stored.disk_texts, metrics.stored.disk_bytes) = (0, 0);
     }
 
     /// Empties a sequence, whose pages are free then unless others share them.
     pub fn evict(&mut self, seq: usize) {
         self.pass.rewind(seq, 0);
         self.slots.clear(seq);
+    }
+
+    /// Empties an idle sequence for others; its text goes where it can be found again.
+    pub fn give_up(&mut self, seq: usize) {
+        self.store_idle(seq);
+        self.evict(seq);
+    }
+
+    /// Keeps what an idle sequence has for prompts to come, unless another sequence has it too.
+    pub fn store_idle(&mut self, seq: usize) {
+        let Self { pass, slots, store, running, .. } = self;
+        let (Some(ids), Some(client)) = (slots.idle(seq), slots.owner(seq)) else { return };
+        let running = running.iter().map(|r| (r.seq, &r.text.ids[..pass.n_past(r.seq)]));
+        let mut others = running.chain(slots.all_idle()).filter(|(other, _)| *other != seq);
+        if !others.any(|(other, of_other)| of_other.starts_with(ids) && pass.reachable(other, ids.len()) == ids.len()) {
+            store.keep(&mut **pass, seq, client, ids);
+        }
+    }
+
+    /// Keeps of texts that run the places where their answers begin, before layers with windows lose them.
+    pub fn keep_turns(&mut self) {
+        let Self { pass, store, running, .. } = self;
+        for Running { text, seq, turn_is_kept, .. } in running.iter_mut().filter(|r| !r.turn_is_kept) {
+            *turn_is_kept = store.keep_turn(&mut **pass, *seq, text.client, &text.ids[..text.n_prompt]);
+        }
     }
 
     /// Tells the metrics, and the observer of the KV cache, what is going on.
@@ -234,6 +267,7 @@ impl<'t> Engine<'t> {
         let texts = self.running.iter().map(|running| running.seq);
         let sequences: Vec<usize> = texts.chain(self.embeddings.iter().map(|run| run.seq)).collect();
         let pages_running = self.pass.pages_held(&sequences);
+        let stored = self.store.usage();
         let mut metrics = self.shared.metrics();
         metrics.running = self.running.len() + self.embeddings.len();
         metrics.waiting = self.preempted.len();
@@ -244,5 +278,6 @@ impl<'t> Engine<'t> {
         metrics.states = pages.states;
         metrics.texts.clear();
         metrics.texts.extend(self.running.iter().map(|r| r.text.progress(self.pass.n_past(r.seq))));
+        metrics.stored = stored;
     }
 }

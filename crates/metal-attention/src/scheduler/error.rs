@@ -20,6 +20,14 @@ pub enum StartError {
     /// The model has no tokenizer that can work.
     #[error(transparent)]
     Model(#[from] Error),
+    /// Nothing can be written where finished texts are to go.
+    #[error("cannot write to {}, where finished texts are to go: {source}", folder.display())]
+    CacheDisk {
+        /// The folder.
+        folder: std::path::PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// The system gave no thread.
     #[error("could not start the scheduler's thread: {0}")]
     Thread(#[from] std::io::Error),

@@ -2,7 +2,7 @@
 
 use crate::StateUse;
 
-use super::{FinishReason, RequestError};
+use super::{FinishReason, RequestError, StoreUse};
 
 /// Upper bounds of the buckets of [`Metrics::batch_sizes`]; the last bucket has none.
 pub const BATCH_SIZE_BUCKETS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
@@ -46,6 +46,8 @@ pub struct Metrics {
     pub states: StateUse,
     /// The texts that run now, in the order in which they got their places. Embeddings are not among them.
     pub texts: Vec<RunningText>,
+    /// Texts that gave their places in the KV cache up.
+    pub stored: StoreUse,
 }
 
 /// How far a text is that runs.
@@ -138,6 +140,7 @@ impl Metrics {
             page_len,
             states: StateUse { total, free, checkpoints },
             texts,
+            stored,
         } = other;
         self.prompt_tokens += prompt_tokens;
         self.cached_tokens += cached_tokens;
@@ -158,6 +161,7 @@ impl Metrics {
         self.states.free += free;
         self.states.checkpoints += checkpoints;
         self.texts.extend(texts);
+        self.stored.add(stored);
     }
 
     /// Counts a step over `n` tokens.

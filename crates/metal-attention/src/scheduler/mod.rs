@@ -60,6 +60,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use engine::Engine;
 use queue::{EmbeddingRequest, Shared, Submission, Wanted};
 
+pub use crate::prefix_store::{CacheDisk, StoreUse};
 pub use blocks::{BlockId, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, RunningText};
@@ -68,6 +69,9 @@ pub use request::{Client, Completion, Event, Events, FinishReason, Request, Requ
 
 /// Finished texts that are kept, as far as the KV cache has room.
 const KEPT_TEXTS: usize = 64;
+
+/// Bytes of main memory that finished texts have where nobody says otherwise, at most.
+const MOST_CACHE_RAM: u64 = 8 << 30;
 
 /// How a [`Scheduler`] shares its forward pass out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,11 +86,23 @@ pub struct SchedulerOptions {
     pub n_batch: Option<usize>,
     /// How long a text keeps its place while another client waits for one. After that it may have to wait in its turn.
     pub turn: Duration,
+    /// Bytes of main memory for finished texts that gave their places in the KV cache up: a prompt that begins like one of them
+    /// takes it from there. Whoever has a key finds its own alone. See [`default_cache_ram`](Self::default_cache_ram).
+    pub cache_ram: u64,
+    /// Where they go that main memory has no room for.
+    pub cache_disk: Option<CacheDisk>,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { n_parallel: 1, n_queue: 256, n_batch: None, turn: Duration::from_millis(250) }
+        Self {
+            n_parallel: 1,
+            n_queue: 256,
+            n_batch: None,
+            turn: Duration::from_millis(250),
+            cache_ram: 0,
+            cache_disk: None,
+        }
     }
 }
 
@@ -380,6 +396,12 @@ impl SchedulerOptions {
         }
     }
 
+    /// What [`cache_ram`](Self::cache_ram) a server has where nobody says: 8 GiB, or a quarter of the main memory that is free, where
+    /// that is less.
+    pub fn default_cache_ram() -> u64 {
+        crate::available_memory().map_or(MOST_CACHE_RAM, |free| (free / 4).min(MOST_CACHE_RAM))
+    }
+
     fn check(&self, pass: &dyn ForwardPass) -> Result<(), StartError> {
         let n_seq = pass.n_seq();
         let error = |option, value, allowed| Err(StartError::Option { option, value, allowed });
@@ -392,6 +414,10 @@ impl SchedulerOptions {
         }
         if self.n_queue == 0 {
             return error("n_queue", 0, "at least 1".into());
+        }
+        if let Some(disk) = &self.cache_disk {
+            let folder = disk.folder.clone();
+            disk.file().map_err(|source| StartError::CacheDisk { folder, source })?;
         }
         Ok(())
     }

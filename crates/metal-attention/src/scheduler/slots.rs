@@ -1,5 +1,8 @@
 //! The sequences of the forward pass: which of them run, and which keep a finished text for a prompt that begins like it.
 
+use super::Client;
+use crate::prefix_store::n_common;
+
 /// A prompt's beginning, found in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prefix {
@@ -13,8 +16,8 @@ pub(super) struct Prefix {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Slot {
     Empty,
-    /// Keeps the tokens of a finished text, last used at this time.
-    Idle(Vec<u32>, u64),
+    /// Keeps the tokens of a finished text of this client, last used at this time.
+    Idle(Client, Vec<u32>, u64),
     Busy,
 }
 
@@ -42,7 +45,7 @@ impl Slots {
     /// The idle sequence that was used least recently, `except` left out.
     pub fn oldest_idle(&self, except: Option<usize>) -> Option<usize> {
         let idle = self.of_seq.iter().enumerate().filter_map(|(seq, slot)| match slot {
-            Slot::Idle(_, last_used) if Some(seq) != except => Some((*last_used, seq)),
+            Slot::Idle(_, _, last_used) if Some(seq) != except => Some((*last_used, seq)),
             _ => None,
         });
         idle.min().map(|(_, seq)| seq)
@@ -51,8 +54,16 @@ impl Slots {
     /// The tokens of an idle sequence; `None` where it is none.
     pub fn idle(&self, seq: usize) -> Option<&[u32]> {
         match &self.of_seq[seq] {
-            Slot::Idle(ids, _) => Some(ids),
+            Slot::Idle(_, ids, _) => Some(ids),
             _ => None,
+        }
+    }
+
+    /// Whose text an idle sequence keeps; `None` where it is none.
+    pub fn owner(&self, seq: usize) -> Option<Client> {
+        match &self.of_seq[seq] {
+            Slot::Idle(client, ..) => Some(*client),
+            Slot::Empty | Slot::Busy => None,
         }
     }
 
@@ -69,14 +80,14 @@ impl Slots {
     /// Notes that a sequence was of use.
     pub fn touch(&mut self, seq: usize) {
         self.now += 1;
-        if let Slot::Idle(_, last_used) = &mut self.of_seq[seq] {
+        if let Slot::Idle(_, _, last_used) = &mut self.of_seq[seq] {
             *last_used = self.now;
         }
     }
 
-    /// Notes that a sequence keeps `ids` and nobody uses it.
-    pub fn keep(&mut self, seq: usize, ids: Vec<u32>) {
-        let slot = if ids.is_empty() { Slot::Empty } else { Slot::Idle(ids, self.now + 1) };
+    /// Notes that a sequence keeps `ids`, a text of `client`, and nobody uses it.
+    pub fn keep(&mut self, seq: usize, client: Client, ids: Vec<u32>) {
+        let slot = if ids.is_empty() { Slot::Empty } else { Slot::Idle(client, ids, self.now + 1) };
         self.set(seq, slot);
     }
 
@@ -108,11 +119,6 @@ pub(super) fn longest_prefix<'a>(
     prefixes.filter(|prefix| prefix.n > 0).max_by_key(|prefix| prefix.n)
 }
 
-/// How many tokens two texts have in common before they part.
-pub(super) fn n_common(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,9 +128,9 @@ mod tests {
         let mut slots = Slots::new(4);
         assert_eq!((slots.empty(), slots.oldest_idle(None)), (Some(0), None));
         slots.occupy(0);
-        slots.keep(1, vec![1, 2, 3]);
-        slots.keep(2, vec![1, 2, 4, 5]);
-        slots.keep(3, vec![]);
+        slots.keep(1, Client::Unknown, vec![1, 2, 3]);
+        slots.keep(2, Client::Unknown, vec![1, 2, 4, 5]);
+        slots.keep(3, Client::Unknown, vec![]);
         assert_eq!(slots.empty(), Some(3));
         let longest = |ids: &[u32]| longest_prefix(ids, slots.all_idle(), |_, n| n);
         assert_eq!(longest(&[1, 2, 4, 6]), Some(Prefix { seq: 2, n: 3 }));

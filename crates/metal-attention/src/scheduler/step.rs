@@ -47,6 +47,7 @@ impl Engine<'_> {
                 Ok(mut results) => {
                     self.pace.took(batch.tokens.len(), start.elapsed());
                     self.note_progress();
+                    self.keep_turns();
                     let n_new = self.n_generated() - n_generated;
                     self.count(|metrics| {
                         metrics.count_step(batch.tokens.len());
@@ -167,17 +168,17 @@ impl Engine<'_> {
     }
 
     /// Makes pages free for the texts that run: by giving up a finished text, else by putting off an embedding, else the
-    /// youngest text of a client that has most, whose tokens are evaluated again later.
+    /// youngest text of a client that has most, whose tokens are found again later, or evaluated.
     fn give_pages_up(&mut self) {
         let rank = |r: &Running<'_>| (self.n_running(r.text.client), r.text.number);
         let last = self.running.iter().enumerate().max_by_key(|(_, r)| rank(r)).map(|(i, _)| i);
         if let Some(seq) = self.slots.oldest_idle(None) {
-            self.evict(seq);
+            self.give_up(seq);
         } else if !self.embeddings.is_empty() {
             self.put_embedding_off();
         } else if let Some(i) = last.filter(|_| self.running.len() > 1) {
             let seq = self.put_off(i);
-            self.evict(seq);
+            self.give_up(seq);
         } else if let Some(i) = last {
             self.end(i, Ok(FinishReason::ContextFull));
         }

@@ -45,7 +45,7 @@ pub(super) struct Text<'t> {
     pub number: u64,
     /// How many of its tokens were in the KV cache when it lost its place last.
     pub reached: usize,
-    n_prompt: usize,
+    pub n_prompt: usize,
     n_cached: usize,
     tokenizer: &'t Tokenizer,
     sampler: Sampler,

@@ -9,12 +9,12 @@ use metal_attention::{EngineOptions, Model, ModelOptions};
 /// Tokens between two states that are kept.
 const PAGE: usize = 64;
 
-fn lfm2() -> Model {
+pub fn lfm2() -> Model {
     let file = GgufFile::from_bytes(&more_architectures()["lfm2.gguf"]).unwrap();
     Model::from_gguf(file, &ModelOptions::default()).unwrap()
 }
 
-fn some(seed: usize, n: usize) -> Vec<u32> {
+pub fn some(seed: usize, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * i * 7 + i * 13 + seed * 31) % 500 + 3) as u32).collect()
 }
 
@@ -137,4 +137,39 @@ fn texts_take_turns_where_there_are_states_for_few() {
         }
     }
     assert_eq!(scheduler.metrics().requests.failed, 0);
+}
+
+/// A template drops the thoughts of earlier answers. Each turn evaluates what is new in its prompt and less than a page before
+/// it, though there is room for few states and each answer is pages long.
+#[test]
+fn states_are_kept_where_turns_begin() {
+    const THOUGHTS: usize = 900;
+    let file = GgufFile::from_bytes(&more_architectures()["qwen35.gguf"]).unwrap();
+    let model = Model::from_gguf(file, &ModelOptions::default()).unwrap();
+    let engine = EngineOptions { n_ctx: Some(4096), n_seq: 2, n_windows: Some(1), ..engine() };
+    let state = model.forward_pass(&engine).unwrap().cache().layout().state_bytes as usize;
+    let engine = EngineOptions { state_cache: 9 * state, ..engine };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, ..Default::default() });
+    let ask = |ids: &[u32], n: usize| {
+        let answer = read(scheduler.submit(Request { ignore_eos: true, ..greedy(ids.to_vec(), n) }).unwrap());
+        assert_eq!((answer.error, answer.ids.len()), (None, n));
+        (ids.len() - answer.usage.cached_tokens, answer.ids)
+    };
+    let mut history = some(0, 150);
+    let mut text = Vec::new();
+    for turn in 1..6 {
+        history.extend(some(turn, 50 + 20 * turn));
+        // What begins an answer; the last two of these begin thoughts.
+        let prompt = [&history[..], &[1, 2, 3, 4, 5]].concat();
+        let n_common = prompt.iter().zip(&text).take_while(|(a, b)| a == b).count();
+        let (n_evaluated, answer) = ask(&prompt, THOUGHTS);
+        let n_new = prompt.len() - n_common;
+        assert!(n_evaluated < n_new + PAGE, "turn {turn}: {n_evaluated} tokens evaluated for {n_new} new ones");
+        // Once more, which changes nothing but the answer.
+        let (n_evaluated, _) = ask(&prompt, THOUGHTS / 2);
+        assert!(n_evaluated <= PAGE, "turn {turn}: {n_evaluated} tokens evaluated for none");
+        text = [&prompt[..], &answer].concat();
+        history.extend([1, 2, 3]);
+        history.extend(&answer[THOUGHTS - 40..]);
+    }
 }

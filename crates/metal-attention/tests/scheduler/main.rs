@@ -5,6 +5,7 @@ mod archives;
 mod cache_events;
 mod hybrid;
 mod logits;
+mod prefix_store;
 mod prompt_logprobs;
 mod requests;
 mod support;

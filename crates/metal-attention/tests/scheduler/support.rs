@@ -14,7 +14,7 @@ use metal_attention::scheduler::{
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{
     BUILT_IN_MODEL, BatchToken, Device, DeviceInfo, EngineOptions, ForwardError, ForwardPass, GenerateOptions,
-    Generator, LayerTrace, Logits, Model, ModelOptions, ModelSpec, PageUse,
+    Generator, LayerTrace, Logits, Model, ModelOptions, ModelSpec, PageUse, SequenceCache,
 };
 
 /// Small enough for a CPU without optimisation, and the same bits however texts are batched.
@@ -217,6 +217,9 @@ impl ForwardPass for Wrapped {
     }
     fn kv_cache_bytes(&self) -> usize {
         self.pass.kv_cache_bytes()
+    }
+    fn cache(&mut self) -> &mut dyn SequenceCache {
+        self.pass.cache()
     }
     fn forward_traced(
         &mut self,

@@ -1,0 +1,327 @@
+//! Snapshots: what a cache keeps of a sequence, as bytes that can be read back into a cache of the same layout.
+//!
+//! A snapshot is a header (the cache's [layout](CacheLayout) and the sequence's [extent](Extent), little-endian) and then the
+//! sequence's blocks as they lie in the cache: the pages of each group of layers in order, and the recurrent states, the
+//! shortest beginning first. It is written and read block by block, so no second copy of a cache is in memory.
+
+use std::io::{Read, Write};
+
+use crate::{ForwardError, PAGE, PageTable};
+
+/// The most bytes of the name of a layout.
+const MAX_FORMAT: usize = 256;
+
+/// The most groups of layers: there are as many as windows of different lengths.
+const MAX_GROUPS: usize = 256;
+
+/// Why a snapshot could not be written or read. After an error on reading the sequence is empty.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// The cache refused the sequence, or its device failed.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// The bytes could not be written.
+    #[error("a snapshot of a sequence could not be written: {0}")]
+    Write(#[source] std::io::Error),
+    /// The bytes could not be read.
+    #[error("a snapshot of a sequence could not be read: {0}")]
+    Read(#[source] std::io::Error),
+    /// The snapshot is of a cache whose bytes mean something else.
+    #[error(
+        "the snapshot is of another KV cache: it has {found}, and this one {expected}; the device, the cache type, the context \
+         size and the micro-batch have to be those it was written with"
+    )]
+    OtherLayout {
+        /// That of the snapshot.
+        found: CacheLayout,
+        /// That of the cache.
+        expected: CacheLayout,
+    },
+    /// The header contradicts itself.
+    #[error("the snapshot is damaged: {why}")]
+    Damaged {
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+fn damaged<T>(why: &'static str) -> Result<T, SnapshotError> {
+    Err(SnapshotError::Damaged { why })
+}
+
+/// How the bytes of a cache lie: two caches of the same model with equal layouts can exchange blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheLayout {
+    /// The backend and the element type, such as `cpu f16`.
+    pub format: String,
+    /// Of each group of layers: bytes of a page, over all its layers.
+    pub page_bytes: Vec<u64>,
+    /// Bytes of a recurrent state, over all layers; 0 where no layer keeps one.
+    pub state_bytes: u64,
+}
+
+impl std::fmt::Display for CacheLayout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { format, page_bytes, state_bytes } = self;
+        let format = format.escape_debug();
+        write!(f, "the layout {format} with pages of {page_bytes:?} bytes and states of {state_bytes}")
+    }
+}
+
+/// What a cache keeps of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Extent {
+    /// Its tokens.
+    pub n_tokens: usize,
+    /// Of each group of layers: pages at its beginning that were given up, because no token to come sees them.
+    pub n_dropped: Vec<usize>,
+    /// The lengths of its beginnings whose recurrent states are kept, ascending; the last one is all of it. None where no layer
+    /// keeps states.
+    pub states: Vec<usize>,
+}
+
+impl Extent {
+    /// That of an empty sequence in a cache of so many groups of layers.
+    fn of_nothing(n_groups: usize) -> Self {
+        Self { n_tokens: 0, n_dropped: vec![0; n_groups], states: Vec::new() }
+    }
+
+    /// That of its first `n` tokens.
+    fn first(&self, n: usize) -> Self {
+        let states = self.states.iter().copied().filter(|&pos| pos <= n).collect();
+        Self { n_tokens: n.min(self.n_tokens), n_dropped: self.n_dropped.clone(), states }
+    }
+}
+
+/// A piece of a cache that belongs to sequences as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Block {
+    /// A page of all layers of a group: those of each layer one after the other, its keys first.
+    Page {
+        /// The group.
+        group: usize,
+        /// The page.
+        page: u32,
+    },
+    /// The recurrent state of all layers, one after the other.
+    State {
+        /// Its slot.
+        slot: u32,
+    },
+}
+
+/// A backend's cache, as snapshots see it. The backend copies bytes; everything else is decided by its [`PageTable`].
+pub trait SequenceCache {
+    /// How its bytes lie.
+    fn layout(&self) -> CacheLayout;
+
+    /// Which block holds what.
+    fn pages(&self) -> &PageTable;
+
+    /// Forgets the steps that run ahead.
+    fn settle(&mut self);
+
+    /// [`PageTable::adopt`].
+    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError>;
+
+    /// Copies a block out; `bytes` is as long as the layout says.
+    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError>;
+
+    /// Copies a block in.
+    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError>;
+}
+
+/// The header of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    layout: CacheLayout,
+    extent: Extent,
+}
+
+impl Snapshot {
+    /// That of sequence `seq` as it is now.
+    pub fn of(cache: &mut dyn SequenceCache, seq: usize) -> Result<Self, SnapshotError> {
+        Self::of_first(cache, seq, usize::MAX)
+    }
+
+    /// That of its first `n` tokens, or of all where it has fewer; it can be cut back to them.
+    pub fn of_first(cache: &mut dyn SequenceCache, seq: usize, n: usize) -> Result<Self, SnapshotError> {
+        cache.settle();
+        let extent = cache.pages().extent(seq)?.first(n);
+        Ok(Self { layout: cache.layout(), extent })
+    }
+
+    /// Tokens of the sequence.
+    pub fn n_tokens(&self) -> usize {
+        self.extent.n_tokens
+    }
+
+    /// The longest beginning of the sequence, `n` tokens at most, that could go on in `cache`, which it is of.
+    pub fn reachable(&self, cache: &dyn SequenceCache, n: usize) -> usize {
+        cache.pages().reachable_in(&self.extent, n)
+    }
+
+    /// Bytes of its blocks; `u64::MAX` where nobody could count them.
+    pub fn block_bytes(&self) -> u64 {
+        let Self { layout, extent } = self;
+        let pages = layout.page_bytes.iter().zip(&extent.n_dropped).map(|(&bytes, &n_dropped)| {
+            let n = extent.n_tokens.div_ceil(PAGE).saturating_sub(n_dropped);
+            bytes.saturating_mul(n as u64)
+        });
+        let states = layout.state_bytes.saturating_mul(extent.states.len() as u64);
+        pages.fold(states, u64::saturating_add)
+    }
+
+    /// Writes the header.
+    pub fn write_header(&self, out: &mut (impl Write + ?Sized)) -> Result<(), SnapshotError> {
+        out.write_all(&self.header()).map_err(SnapshotError::Write)
+    }
+
+    /// Writes the blocks of sequence `seq`, which is as it was when this was made, or longer.
+    pub fn write_blocks(
+        &self,
+        cache: &mut dyn SequenceCache,
+        seq: usize,
+        out: &mut (impl Write + ?Sized),
+    ) -> Result<(), SnapshotError> {
+        cache.settle();
+        let blocks = cache.pages().blocks(seq, &self.extent);
+        let mut bytes = Vec::new();
+        for block in blocks {
+            self.make_room(block, &mut bytes)?;
+            cache.read_block(block, &mut bytes)?;
+            out.write_all(&bytes).map_err(SnapshotError::Write)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a header. What it says of lengths is bounded by what `n_ctx` tokens can have.
+    pub fn read_header(input: &mut (impl Read + ?Sized), n_ctx: usize) -> Result<Self, SnapshotError> {
+        let format = {
+            let n = read_count(input, MAX_FORMAT, "the name of its layout is too long")?;
+            let mut bytes = vec![0; n];
+            input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
+            String::from_utf8(bytes).or_else(|_| damaged("the name of its layout is no text"))?
+        };
+        let state_bytes = read_u64(input)?;
+        let n_groups = read_count(input, MAX_GROUPS, "it has too many groups of layers")?;
+        let page_bytes = (0..n_groups).map(|_| read_u64(input)).collect::<Result<_, _>>()?;
+        let n_tokens = read_count(input, n_ctx, "it is longer than the context")?;
+        let n_pages = n_tokens.div_ceil(PAGE);
+        let n_dropped =
+            (0..n_groups).map(|_| read_count(input, n_pages, "it lacks pages")).collect::<Result<_, _>>()?;
+        // The ends of pages, where the last batch began, before the last token, and after it.
+        let n_states = read_count(input, n_pages + 3, "it has too many recurrent states")?;
+        let states = (0..n_states).map(|_| read_count(input, n_tokens, "a state is longer than the sequence"));
+        let extent = Extent { n_tokens, n_dropped, states: states.collect::<Result<_, _>>()? };
+        Ok(Self { layout: CacheLayout { format, page_bytes, state_bytes }, extent })
+    }
+
+    /// Makes sequence `seq` the one whose blocks `input` has, as [`write_blocks`](Self::write_blocks) wrote them; what it held is
+    /// forgotten. Recurrent states for which there is no room are left out, but for the last.
+    pub fn restore(
+        &self,
+        cache: &mut dyn SequenceCache,
+        seq: usize,
+        input: &mut (impl Read + ?Sized),
+    ) -> Result<(), SnapshotError> {
+        self.restore_first(self.extent.n_tokens, cache, seq, input)
+    }
+
+    /// The same of the first `n` tokens alone, from which a text can [go on](Self::reachable).
+    pub fn restore_first(
+        &self,
+        n: usize,
+        cache: &mut dyn SequenceCache,
+        seq: usize,
+        input: &mut (impl Read + ?Sized),
+    ) -> Result<(), SnapshotError> {
+        let expected = cache.layout();
+        if self.layout != expected {
+            return Err(SnapshotError::OtherLayout { found: self.layout.clone(), expected });
+        }
+        let outcome = self.read_blocks(n, cache, seq, input);
+        if outcome.is_err() {
+            cache.adopt(seq, &Extent::of_nothing(self.layout.page_bytes.len()))?;
+        }
+        outcome
+    }
+
+    fn read_blocks(
+        &self,
+        n: usize,
+        cache: &mut dyn SequenceCache,
+        seq: usize,
+        input: &mut (impl Read + ?Sized),
+    ) -> Result<(), SnapshotError> {
+        let mut places = cache.adopt(seq, &self.extent.first(n))?.into_iter();
+        let mut bytes = Vec::new();
+        for (kind, pos) in self.kinds() {
+            // Where the block begins; a state stands for all before its end.
+            let is_wanted = match kind {
+                Block::Page { .. } => pos < n,
+                Block::State { .. } => pos <= n,
+            };
+            let place = if is_wanted { places.next().flatten() } else { None };
+            self.make_room(kind, &mut bytes)?;
+            input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
+            if let Some(block) = place {
+                cache.write_block(block, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks in the order of the snapshot, wherever they may lie, and their positions: those of pages' first tokens, and those
+    /// after which states are.
+    fn kinds(&self) -> impl Iterator<Item = (Block, usize)> {
+        let n_pages = self.extent.n_tokens.div_ceil(PAGE);
+        let pages = self.extent.n_dropped.iter().enumerate().flat_map(move |(group, &n_dropped)| {
+            (n_dropped..n_pages).map(move |i| (Block::Page { group, page: 0 }, i * PAGE))
+        });
+        pages.chain(self.extent.states.iter().map(|&pos| (Block::State { slot: 0 }, pos)))
+    }
+
+    /// Makes `bytes` as long as a block is.
+    fn make_room(&self, block: Block, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
+        let n = match block {
+            Block::Page { group, page: _ } => self.layout.page_bytes[group],
+            Block::State { slot: _ } => self.layout.state_bytes,
+        } as usize;
+        let more = n.saturating_sub(bytes.len());
+        let no_memory = |_| ForwardError::OutOfMemory { what: "a page of the KV cache", bytes: n };
+        bytes.try_reserve_exact(more).map_err(no_memory)?;
+        bytes.resize(n, 0);
+        Ok(())
+    }
+
+    fn header(&self) -> Vec<u8> {
+        let Self { layout, extent } = self;
+        let mut bytes = (layout.format.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(layout.format.as_bytes());
+        let mut put = |n: u64| bytes.extend_from_slice(&n.to_le_bytes());
+        put(layout.state_bytes);
+        put(layout.page_bytes.len() as u64);
+        layout.page_bytes.iter().for_each(|&n| put(n));
+        put(extent.n_tokens as u64);
+        extent.n_dropped.iter().for_each(|&n| put(n as u64));
+        put(extent.states.len() as u64);
+        extent.states.iter().for_each(|&n| put(n as u64));
+        bytes
+    }
+}
+
+fn read_u64(input: &mut (impl Read + ?Sized)) -> Result<u64, SnapshotError> {
+    let mut bytes = [0; 8];
+    input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// A number that is `most` at most, or else `why`.
+fn read_count(input: &mut (impl Read + ?Sized), most: usize, why: &'static str) -> Result<usize, SnapshotError> {
+    match usize::try_from(read_u64(input)?) {
+        Ok(n) if n <= most => Ok(n),
+        Ok(_) | Err(_) => damaged(why),
+    }
+}

@@ -1,0 +1,300 @@
+//! Texts that gave their places in the KV cache up, in main memory and on disk, for prompts that begin like them.
+//!
+//! A client with a key finds its own texts alone; all clients without one are a group. The texts used least recently go first:
+//! from memory to disk, where there is a folder for that, and from there for good. Files on disk have no names: the system removes
+//! them with the process, however that ends.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::path::PathBuf;
+
+use metal_attention_model::{ForwardError, ForwardPass, Snapshot, SnapshotError};
+
+use crate::scheduler::Client;
+
+/// Bytes that go to a file, or come from it, at once.
+const BUFFER: usize = 1 << 20;
+
+/// Where texts go that main memory has no room for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheDisk {
+    /// The folder, which is made where it is missing.
+    pub folder: PathBuf,
+    /// Bytes of all of them at most.
+    pub bytes: u64,
+}
+
+/// What texts that gave their places in the KV cache up take, and what came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoreUse {
+    /// Texts in main memory.
+    pub ram_texts: usize,
+    /// Their bytes.
+    pub ram_bytes: u64,
+    /// Texts on disk.
+    pub disk_texts: usize,
+    /// Their bytes.
+    pub disk_bytes: u64,
+    /// Prompts whose beginning came from there.
+    pub hits: u64,
+    /// Tokens of these beginnings.
+    pub tokens: u64,
+}
+
+impl StoreUse {
+    /// Adds what another scheduler has.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let Self { ram_texts, ram_bytes, disk_texts, disk_bytes, hits, tokens } = other;
+        self.ram_texts += ram_texts;
+        self.ram_bytes += ram_bytes;
+        self.disk_texts += disk_texts;
+        self.disk_bytes += disk_bytes;
+        self.hits += hits;
+        self.tokens += tokens;
+    }
+}
+
+/// Who finds a text again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Key(usize),
+    /// All without a key.
+    Everybody,
+}
+
+impl From<Client> for Owner {
+    fn from(client: Client) -> Self {
+        match client {
+            Client::Key(key) => Self::Key(key),
+            Client::Unknown | Client::Address(_) => Self::Everybody,
+        }
+    }
+}
+
+/// The blocks of a text's snapshot.
+enum Blocks {
+    Ram(Vec<u8>),
+    Disk(File),
+}
+
+struct Text {
+    /// Tells it from all others.
+    number: u64,
+    owner: Owner,
+    ids: Vec<u32>,
+    snapshot: Snapshot,
+    blocks: Blocks,
+    last_used: u64,
+}
+
+impl Text {
+    fn bytes(&self) -> u64 {
+        bytes_of(&self.snapshot, &self.ids)
+    }
+}
+
+/// Bytes that a text takes.
+fn bytes_of(snapshot: &Snapshot, ids: &[u32]) -> u64 {
+    snapshot.block_bytes().saturating_add(size_of_val(ids) as u64)
+}
+
+/// A prompt's beginning in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stored {
+    number: u64,
+    /// Its tokens.
+    pub n: usize,
+}
+
+/// The texts.
+pub(crate) struct PrefixStore {
+    ram: u64,
+    disk: Option<CacheDisk>,
+    texts: Vec<Text>,
+    /// Counts uses, and texts.
+    now: u64,
+    hits: u64,
+    tokens: u64,
+}
+
+impl PrefixStore {
+    /// An empty store of `ram` bytes in main memory, and what `disk` has room for.
+    pub fn new(ram: u64, disk: Option<CacheDisk>) -> Self {
+        Self { ram, disk, texts: Vec::new(), now: 0, hits: 0, tokens: 0 }
+    }
+
+    /// Whether there is no room for any.
+    fn is_off(&self) -> bool {
+        self.ram == 0 && self.disk.is_none()
+    }
+
+    /// Keeps the place where an answer begins, before layers with windows lose it: after `prompt`, in sequence `seq`, which goes on
+    /// by a token at a time. Prompts to come go back there where a template drops the thoughts. False: not yet. What is shorter
+    /// than half of what can be taken back needs no keeping.
+    pub fn keep_turn(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, prompt: &[u32]) -> bool {
+        if self.is_off() || pass.cache().pages().n_groups() == 1 {
+            return true;
+        }
+        let (n, half) = (prompt.len(), pass.n_ubatch().max(pass.cache_pages().page_len) / 2);
+        let is_time = pass.n_past(seq) >= n + half;
+        if is_time && pass.reachable(seq, n) == n {
+            self.keep(pass, seq, client, prompt);
+        }
+        is_time
+    }
+
+    /// Keeps the beginning `ids` of sequence `seq` of `pass`, which it can be cut back to, for prompts of `client`, as far as there is
+    /// room.
+    pub fn keep(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, ids: &[u32]) {
+        let owner = Owner::from(client);
+        // Less than a page is sooner evaluated.
+        if self.is_off() || ids.len() < pass.cache_pages().page_len {
+            return;
+        }
+        self.now += 1;
+        let now = self.now;
+        let cache = pass.cache();
+        let covers = |text: &Text| {
+            let n = ids.len();
+            text.owner == owner && text.ids.starts_with(ids) && text.snapshot.reachable(cache, n) == n
+        };
+        if let Some(i) = self.texts.iter().position(covers) {
+            self.texts[i].last_used = now;
+            return;
+        }
+        if let Err(error) = self.add(pass, seq, owner, ids) {
+            tracing::warn!("a text that gives its place up is not kept: {error}");
+        }
+    }
+
+    fn add(&mut self, pass: &mut dyn ForwardPass, seq: usize, owner: Owner, ids: &[u32]) -> Result<(), SnapshotError> {
+        let snapshot = Snapshot::of_first(pass.cache(), seq, ids.len())?;
+        // What this one can stand for.
+        self.texts.retain(|text| {
+            let n = text.ids.len();
+            text.owner != owner || !ids.starts_with(&text.ids) || snapshot.reachable(pass.cache(), n) < n
+        });
+        let bytes = bytes_of(&snapshot, ids);
+        let blocks = if bytes <= self.ram {
+            self.make_room_in_ram(bytes);
+            let mut blocks = Vec::new();
+            let n = snapshot.block_bytes() as usize;
+            let no_memory = |_| ForwardError::OutOfMemory { what: "a text that gives its place up", bytes: n };
+            blocks.try_reserve_exact(n).map_err(no_memory)?;
+            snapshot.write_blocks(pass.cache(), seq, &mut blocks)?;
+            Blocks::Ram(blocks)
+        } else {
+            let Some(file) = self.file_for(bytes)? else { return Ok(()) };
+            let mut out = BufWriter::with_capacity(BUFFER, file);
+            snapshot.write_blocks(pass.cache(), seq, &mut out)?;
+            Blocks::Disk(out.into_inner().map_err(|error| SnapshotError::Write(error.into_error()))?)
+        };
+        let (number, last_used) = (self.now, self.now);
+        self.texts.push(Text { number, owner, ids: ids.to_vec(), snapshot, blocks, last_used });
+        Ok(())
+    }
+
+    /// Has the texts in memory that were used least recently go to disk, or go, until `bytes` more fit.
+    fn make_room_in_ram(&mut self, bytes: u64) {
+        while self.usage().ram_bytes + bytes > self.ram {
+            let in_ram = |text: &Text| matches!(text.blocks, Blocks::Ram(_));
+            let Some(i) = self.oldest(in_ram) else { return };
+            let text = self.texts.swap_remove(i);
+            match self.on_disk(text) {
+                Ok(Some(text)) => self.texts.push(text),
+                Ok(None) => {}
+                Err(error) => tracing::warn!("a text is not kept on disk: {error}"),
+            }
+        }
+    }
+
+    /// A text that was in memory, on disk; `None` where there is no room for it.
+    fn on_disk(&mut self, text: Text) -> Result<Option<Text>, SnapshotError> {
+        let Some(mut file) = self.file_for(text.bytes())? else { return Ok(None) };
+        if let Blocks::Ram(blocks) = &text.blocks {
+            file.write_all(blocks).map_err(SnapshotError::Write)?;
+        }
+        Ok(Some(Text { blocks: Blocks::Disk(file), ..text }))
+    }
+
+    /// A file for a text of so many bytes, for which others go; `None` where there is no room for it.
+    fn file_for(&mut self, bytes: u64) -> Result<Option<File>, SnapshotError> {
+        let Some(disk) = self.disk.clone().filter(|disk| bytes <= disk.bytes) else { return Ok(None) };
+        while self.usage().disk_bytes + bytes > disk.bytes {
+            let Some(i) = self.oldest(|text| matches!(text.blocks, Blocks::Disk(_))) else { return Ok(None) };
+            self.texts.swap_remove(i);
+        }
+        disk.file().map(Some).map_err(SnapshotError::Write)
+    }
+
+    fn oldest(&self, of: impl Fn(&Text) -> bool) -> Option<usize> {
+        let texts = self.texts.iter().enumerate().filter(|(_, text)| of(text));
+        texts.min_by_key(|(_, text)| text.last_used).map(|(i, _)| i)
+    }
+
+    /// The longest beginning of `ids` that is there for `client` and can go on.
+    pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, ids: &[u32]) -> Option<Stored> {
+        let owner = Owner::from(client);
+        let of_owner = self.texts.iter().filter(|text| text.owner == owner);
+        let stored = of_owner.map(|text| {
+            let n = text.snapshot.reachable(pass.cache(), n_common(ids, &text.ids));
+            Stored { number: text.number, n }
+        });
+        stored.filter(|stored| stored.n > 0).max_by_key(|stored| stored.n)
+    }
+
+    /// Notes that a text is about to be used: others go before it.
+    pub fn touch(&mut self, stored: Stored) {
+        self.now += 1;
+        if let Some(text) = self.texts.iter_mut().find(|text| text.number == stored.number) {
+            text.last_used = self.now;
+        }
+    }
+
+    /// Makes sequence `seq` the beginning that was found. False, and the sequence is empty, where it is gone, or cannot be read.
+    pub fn restore(&mut self, pass: &mut dyn ForwardPass, seq: usize, stored: Stored) -> bool {
+        let Some(i) = self.texts.iter().position(|text| text.number == stored.number) else { return false };
+        let Text { snapshot, blocks, .. } = &mut self.texts[i];
+        let restored = match blocks {
+            Blocks::Ram(blocks) => snapshot.restore_first(stored.n, pass.cache(), seq, &mut &blocks[..]),
+            Blocks::Disk(file) => file.rewind().map_err(SnapshotError::Read).and_then(|()| {
+                let mut input = BufReader::with_capacity(BUFFER, file);
+                snapshot.restore_first(stored.n, pass.cache(), seq, &mut input as &mut dyn Read)
+            }),
+        };
+        if let Err(error) = &restored {
+            tracing::warn!("a prompt's beginning is evaluated again: {error}");
+            return false;
+        }
+        self.hits += 1;
+        self.tokens += stored.n as u64;
+        true
+    }
+
+    /// What there is, and what came of it.
+    pub fn usage(&self) -> StoreUse {
+        let mut usage = StoreUse { hits: self.hits, tokens: self.tokens, ..StoreUse::default() };
+        for text in &self.texts {
+            let (texts, bytes) = match text.blocks {
+                Blocks::Ram(_) => (&mut usage.ram_texts, &mut usage.ram_bytes),
+                Blocks::Disk(_) => (&mut usage.disk_texts, &mut usage.disk_bytes),
+            };
+            *texts += 1;
+            *bytes += text.bytes();
+        }
+        usage
+    }
+}
+
+impl CacheDisk {
+    /// A file in the folder that has no name, or loses it with the process.
+    pub(crate) fn file(&self) -> std::io::Result<File> {
+        std::fs::create_dir_all(&self.folder)?;
+        tempfile::tempfile_in(&self.folder)
+    }
+}
+
+/// How many tokens two texts have in common before they part.
+pub(crate) fn n_common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
