@@ -73,6 +73,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
             }
             if is_post {
                 add_error(operation, "400", "The request is wrong");
+                add_error(operation, "404", "There is no such model");
                 add_error(operation, "408", "The request's body did not arrive in time");
                 add_error(operation, "413", "The request's body is too long");
                 add_error(operation, "503", "The model is loading, or the server shuts down");
