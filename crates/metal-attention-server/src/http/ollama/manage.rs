@@ -211,6 +211,11 @@ impl NameRequest {
 /// Removes a model: one that was made or copied, or one of the server's folder with its file.
 #[utoipa::path(delete, path = "/api/delete", tag = "ollama", request_body = NameRequest, responses(
     (status = 200, description = "The model is gone"),
+    (status = 400, description = "The request is wrong", body = ErrorBody),
+    (status = 408, description = "The request's body did not arrive in time", body = ErrorBody),
+    (status = 413, description = "The request's body is too long", body = ErrorBody),
+    (status = 429, description = "Too many requests wait already", body = ErrorBody),
+    (status = 503, description = "The server shuts down", body = ErrorBody),
     (status = 403, description = "Clients may not change models", body = ErrorBody),
     (status = 404, description = "There is no such model", body = ErrorBody)))]
 pub async fn delete(State(app): State<App>, request: Json<NameRequest>) -> Result<StatusCode, ApiError> {

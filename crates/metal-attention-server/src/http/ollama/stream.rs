@@ -53,33 +53,36 @@ struct Function {
     arguments: Map<String, Value>,
 }
 
-/// How an answer ended, and what it took.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+/// How an answer ended, and what it took, in nanoseconds where it is a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = OllamaEnd)]
 pub struct End {
-    /// Why it ended: `stop` or `length`; `load` and `unload` where nothing was asked for.
+    /// Why it ended: `stop` or `length`; `load` and `unload` where nothing was asked for, so that it took nothing.
     done_reason: &'static str,
-    /// What it took; absent where nothing was asked for.
-    #[serde(flatten)]
-    metrics: Option<Metrics>,
-}
-
-/// What an answer took. Times are in nanoseconds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = OllamaMetrics)]
-struct Metrics {
     /// From the request to the end of the answer.
-    total_duration: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    total_duration: Option<u64>,
     /// Until the model was loaded.
-    load_duration: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    load_duration: Option<u64>,
     /// Tokens of the prompt, those in the prefix cache included.
-    prompt_eval_count: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    prompt_eval_count: Option<usize>,
     /// From the start of the prompt to the first token.
-    prompt_eval_duration: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    prompt_eval_duration: Option<u64>,
     /// Tokens that were generated.
-    eval_count: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    eval_count: Option<usize>,
     /// From the first token to the end.
-    eval_duration: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    eval_duration: Option<u64>,
 }
 
 /// A duration in nanoseconds.
@@ -88,10 +91,22 @@ pub fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl End {
-    /// Of a request that only loads a model.
-    const LOAD: Self = Self { done_reason: "load", metrics: None };
-    /// Of a request that only unloads it.
-    const UNLOAD: Self = Self { done_reason: "unload", metrics: None };
+    /// Of a request that loads the model and nothing else.
+    const LOAD: Self = Self::without_text("load");
+    /// Of one that unloads it.
+    const UNLOAD: Self = Self::without_text("unload");
+
+    const fn without_text(done_reason: &'static str) -> Self {
+        Self {
+            done_reason,
+            total_duration: None,
+            load_duration: None,
+            prompt_eval_count: None,
+            prompt_eval_duration: None,
+            eval_count: None,
+            eval_duration: None,
+        }
+    }
 }
 
 /// What events add to an answer.
@@ -194,8 +209,10 @@ impl Reader {
         let mut part = Part::default();
         match &mut self.replies {
             Some(replies) => {
-                for event in replies.take(0, event)? {
-                    self.read(event, &mut part);
+                let events = replies.take(0, event)?;
+                let is_cut = matches!(events.last(), Some(ChatEvent::End(end)) if end.reason == EndReason::Length);
+                for event in events {
+                    self.read(event, is_cut, &mut part);
                 }
             }
             None => match event {
@@ -217,7 +234,8 @@ impl Reader {
         Ok(part)
     }
 
-    fn read(&mut self, event: ChatEvent, part: &mut Part) {
+    /// Adds what an event brings to `part`. `is_cut`: a call that ends here was cut short by the end of the answer.
+    fn read(&mut self, event: ChatEvent, is_cut: bool, part: &mut Part) {
         match event {
             ChatEvent::Prompt(_) => {}
             ChatEvent::Answer(AnswerEvent::Content(text)) => part.content += &text,
@@ -233,12 +251,12 @@ impl Reader {
             ChatEvent::Answer(AnswerEvent::CallEnd { index }) => {
                 let Some(metal_attention_chat::ToolCall { id, function, .. }) = self.call.take() else { return };
                 match serde_json::from_str(&function.arguments) {
-                    Ok(arguments) => {
+                    Ok(arguments) if !is_cut => {
                         let function = Function { index, name: function.name, arguments };
                         part.calls.push(ToolCall { id, function });
                     }
-                    // What is no object, as a call that the token limit cut short, is nothing to be called with.
-                    Err(_) => part.content += &[&function.name, "(", &function.arguments, ")"].concat(),
+                    // Nothing is to be called with a part of its arguments, or with what is no object.
+                    Ok(_) | Err(_) => part.content += &[&function.name, "(", &function.arguments, ")"].concat(),
                 }
             }
             ChatEvent::Logprobs(id, logprobs) => part.logprobs.push(self.logprob(id, &logprobs)),
@@ -255,15 +273,15 @@ impl Reader {
             EndReason::End | EndReason::Calls | EndReason::StopString(_) => "stop",
             EndReason::Length => "length",
         };
-        let metrics = Metrics {
-            total_duration: nanoseconds(self.received.elapsed()),
-            load_duration: nanoseconds(self.load),
-            prompt_eval_count: usage.prompt_tokens,
-            prompt_eval_duration: nanoseconds(timings.prefill),
-            eval_count: usage.generated_tokens,
-            eval_duration: nanoseconds(timings.decode),
-        };
-        End { done_reason, metrics: Some(metrics) }
+        End {
+            done_reason,
+            total_duration: Some(nanoseconds(self.received.elapsed())),
+            load_duration: Some(nanoseconds(self.load)),
+            prompt_eval_count: Some(usage.prompt_tokens),
+            prompt_eval_duration: Some(nanoseconds(timings.prefill)),
+            eval_count: Some(usage.generated_tokens),
+            eval_duration: Some(nanoseconds(timings.decode)),
+        }
     }
 }
 
@@ -305,5 +323,79 @@ impl<A: Answer> Chunks for Lines<A> {
 
     fn error(&mut self, error: &ApiError, out: &mut Frames) {
         out.line(&ErrorBody::of(error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention::Model;
+    use metal_attention::scheduler::FinishReason;
+    use metal_attention_chat::{Tool, ToolCallParser, ToolFormat};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::http::job::reply::Reply;
+
+    /// Text, calls and end of the parts of an answer that is written in `pieces`.
+    fn parts(pieces: &[&str], reason: FinishReason) -> Vec<Value> {
+        let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
+        let tool = json!({"type": "function", "function": {"name": "now"}});
+        let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
+        let mut reader = Reader {
+            replies: Some(Replies::new(Arc::clone(&tokenizer), vec![Reply::new(parser, false)])),
+            tokenizer,
+            model: "m".into(),
+            received: Instant::now(),
+            load: Duration::ZERO,
+            context: None,
+            call: None,
+        };
+        let token = |piece: &&str| Event::Token { id: 400, text: (*piece).to_owned(), logprobs: None };
+        let done = Event::Done {
+            reason,
+            text: String::new(),
+            stop_string: None,
+            end_token: None,
+            end_logprobs: None,
+            usage: Usage::default(),
+            timings: RequestTimings::default(),
+        };
+        let events = pieces.iter().map(token).chain([done]);
+        let parts = events.map(|event| reader.take(event).unwrap()).filter(|part| !part.is_empty());
+        let json = |part: Part| {
+            let functions: Vec<_> = part.calls.into_iter().map(|call| call.function).collect();
+            json!([part.content, functions, part.end.map(|end| end.done_reason)])
+        };
+        parts.map(json).collect()
+    }
+
+    #[test]
+    fn a_call_is_sent_when_it_is_whole() {
+        let pieces = [
+            "Let me see.",
+            "<tool_call>{\"name\": \"now\", ",
+            "\"arguments\": {\"zone\": \"",
+            "CET\"}}",
+            "</tool_call>",
+        ];
+        let call = json!({"index": 0, "name": "now", "arguments": {"zone": "CET"}});
+        assert_eq!(
+            parts(&pieces, FinishReason::EndOfText),
+            [json!(["Let me see.", [], null]), json!(["", [call], null]), json!(["", [], "stop"])]
+        );
+    }
+
+    #[test]
+    fn a_call_that_is_cut_short_is_text() {
+        let pieces = ["<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"", "CE"];
+        let [last] = &parts(&pieces, FinishReason::Length)[..] else { panic!() };
+        assert!(last[0].as_str().unwrap().starts_with("now({\"zone\":"), "{last}");
+        assert_eq!((&last[1], &last[2]), (&json!([]), &json!("length")));
+    }
+
+    #[test]
+    fn times_have_nanoseconds() {
+        let time: Timestamp = "2024-06-19T19:22:45.5Z".parse().unwrap();
+        assert_eq!(rfc3339(time), "2024-06-19T19:22:45.500000000Z");
     }
 }
