@@ -17,7 +17,8 @@ use super::connections::Full;
 pub struct ApiError {
     status: StatusCode,
     detail: ErrorDetail,
-    exceeded: Option<ExceededContext>,
+    /// Boxed: errors are seldom of this kind, and results are moved all the time.
+    exceeded: Option<Box<ExceededContext>>,
 }
 
 /// A prompt that the context has no room for.
@@ -195,8 +196,8 @@ impl ApiError {
     }
 
     /// The prompt that the context has no room for, where that is the error and its tokens were counted.
-    pub fn exceeded(&self) -> Option<ExceededContext> {
-        self.exceeded
+    pub fn exceeded(&self) -> Option<&ExceededContext> {
+        self.exceeded.as_deref()
     }
 
     /// A name for programs, such as `model_not_found`.
@@ -239,7 +240,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::EngineFailed => Self::engine_failed(),
             SubmitError::PromptTooLong { n_prompt, n_ctx, n_ctx_train: _ } => {
                 let error = Self::invalid(message).with_code("context_length_exceeded");
-                Self { exceeded: Some(ExceededContext { n_prompt, n_ctx }), ..error }
+                Self { exceeded: Some(Box::new(ExceededContext { n_prompt, n_ctx })), ..error }
             }
             SubmitError::NoText | SubmitError::NoLogits => Self::unsupported_by_model(message),
             SubmitError::TooManyTexts { .. } => Self::invalid(message).with_code("too_many_texts"),

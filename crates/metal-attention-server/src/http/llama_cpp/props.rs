@@ -74,7 +74,7 @@ struct DefaultSettings {
 /// What conversations may have. What the model's template does not know is described in words, so these are always true.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppTemplateCaps)]
-#[expect(clippy::struct_excessive_bools, clippy::struct_field_names, reason = "llama.cpp's own names")]
+#[expect(clippy::struct_excessive_bools, reason = "llama.cpp's own names")]
 struct TemplateCaps {
     /// Messages of the system.
     supports_system_role: bool,

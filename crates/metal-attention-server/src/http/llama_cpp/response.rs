@@ -23,7 +23,7 @@ use crate::http::{ApiError, App};
 /// A text, or what is new of it where it is streamed.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 #[schema(as = LlamaCppCompletion)]
-pub struct Completion {
+pub struct TextAnswer {
     /// Its number: `n` for each prompt, in order.
     index: usize,
     /// The text, or what is new of it.
@@ -152,7 +152,7 @@ impl Timings {
     }
 }
 
-impl Completion {
+impl TextAnswer {
     /// Adds the next part of the text.
     fn add(&mut self, part: Self) {
         let Self { index, content, tokens, id_slot, stop, tokens_predicted, tokens_evaluated, .. } = part;
@@ -172,7 +172,7 @@ pub struct CompletionAnswer;
 
 impl PartialSchema for CompletionAnswer {
     fn schema() -> RefOr<Schema> {
-        let whole = Ref::from_schema_name(Completion::name());
+        let whole = Ref::from_schema_name(TextAnswer::name());
         let chosen = || Object::with_type(utoipa::openapi::Type::Object);
         AnyOfBuilder::new().item(whole).item(chosen()).item(ArrayBuilder::new().items(chosen())).into()
     }
@@ -180,8 +180,8 @@ impl PartialSchema for CompletionAnswer {
 
 impl ToSchema for CompletionAnswer {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        schemas.push((Completion::name().into_owned(), Completion::schema()));
-        Completion::schemas(schemas);
+        schemas.push((TextAnswer::name().into_owned(), TextAnswer::schema()));
+        TextAnswer::schemas(schemas);
     }
 }
 
@@ -205,10 +205,10 @@ impl WrittenText {
     }
 
     /// A part of the text, number `index`, with the tokens that wait.
-    fn part(&mut self, index: usize, content: String) -> Completion {
+    fn part(&mut self, index: usize, content: String) -> TextAnswer {
         self.has_new_line |= content.contains('\n');
         let probabilities = std::mem::take(&mut self.probabilities);
-        Completion {
+        TextAnswer {
             index,
             content,
             tokens: std::mem::take(&mut self.tokens),
@@ -237,7 +237,7 @@ impl CompletionWriter {
     }
 
     /// What an event adds to text `i`; `None` where that is nothing yet.
-    fn take(&mut self, i: usize, event: Event) -> Result<Option<Completion>, ApiError> {
+    fn take(&mut self, i: usize, event: Event) -> Result<Option<TextAnswer>, ApiError> {
         let text = &mut self.texts[i];
         match event {
             Event::Prompt(_) => Ok(None),
@@ -265,14 +265,14 @@ impl CompletionWriter {
                     tokens_cached: usage.cached_tokens,
                     timings: Timings::new(usage, timings),
                 };
-                Ok(Some(Completion { stop: true, end: Some(end), ..part }))
+                Ok(Some(TextAnswer { stop: true, end: Some(end), ..part }))
             }
             Event::Failed(error) => Err(error.into()),
         }
     }
 
     /// The fields of a finished text that were asked for.
-    fn chosen(&self, completion: &Completion) -> Value {
+    fn chosen(&self, completion: &TextAnswer) -> Value {
         let whole = serde_json::to_value(completion).unwrap_or_default();
         if self.options.fields.is_empty() {
             return whole;
@@ -293,14 +293,16 @@ pub async fn answer(app: App, model: ModelLease, submitted: Submitted, is_stream
     if is_stream {
         return Ok(notes.attach(stream(texts, Frames::default(), writer)));
     }
-    let mut completions = vec![Completion::default(); n_texts];
+    let mut completions = vec![TextAnswer::default(); n_texts];
     while let Some((i, event)) = texts.next().await {
         if let Some(part) = writer.take(i, event)? {
             completions[i].add(part);
         }
     }
     if !writer.options.return_tokens {
-        completions.iter_mut().for_each(|completion| completion.tokens.clear());
+        for completion in &mut completions {
+            completion.tokens.clear();
+        }
     }
     let mut answers: Vec<Value> = completions.iter().map(|completion| writer.chosen(completion)).collect();
     let answer = match answers.pop() {

@@ -34,7 +34,6 @@ pub struct ModelEntry {
 
 /// What a model is like.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the field's own names")]
 struct ModelMeta {
     /// Tokens each text has room for, its prompt included.
     n_ctx: usize,
