@@ -174,17 +174,14 @@ impl<C: Chunks> Progress<C> {
                 self.chunks.keep_alive(&mut self.out);
                 continue;
             };
-            match next {
-                Some((i, event)) => {
-                    if let Err(error) = self.chunks.event(i, event, &mut self.out) {
-                        self.texts = None;
-                        self.chunks.error(&error, &mut self.out);
-                    }
-                }
-                None => {
-                    self.texts = None;
-                    self.chunks.end(&mut self.out);
-                }
+            let Some((i, event)) = next else {
+                self.texts = None;
+                self.chunks.end(&mut self.out);
+                continue;
+            };
+            if let Err(error) = self.chunks.event(i, event, &mut self.out) {
+                self.texts = None;
+                self.chunks.error(&error, &mut self.out);
             }
         }
     }

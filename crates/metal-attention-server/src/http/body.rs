@@ -66,8 +66,7 @@ impl<'a> Object<'a> {
 
     /// Reads the fields that `T` has. An error names the field.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
-        serde_path_to_error::deserialize(self)
-            .map_err(|error| field_error(error.path().to_string(), error.into_inner()))
+        serde_path_to_error::deserialize(self).map_err(|error| field_error(&error.path().to_string(), error.inner()))
     }
 }
 
@@ -201,13 +200,13 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
 }
 
 /// The error of the field at `path`.
-fn field_error(path: String, error: serde_json::Error) -> ApiError {
+fn field_error(path: &str, error: &serde_json::Error) -> ApiError {
     let mut message = error.to_string();
     // The place in the body is of use only to those who wrote it by hand.
     if let Some(at) = message.rfind(&format!(" at line {} column {}", error.line(), error.column())) {
         message.truncate(at);
     }
-    if path == "." { ApiError::invalid(message) } else { ApiError::field(&path, format!("{path}: {message}")) }
+    if path == "." { ApiError::invalid(message) } else { ApiError::field(path, format!("{path}: {message}")) }
 }
 
 /// A page elsewhere can make a browser send other types without asking this server first. ollama's paths take what

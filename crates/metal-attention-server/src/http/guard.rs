@@ -22,6 +22,9 @@ use super::{ApiError, App, ids};
 /// The header in which Anthropic's clients send the key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
+const WRONG_KEY: &str = "the API key is wrong";
+const NO_KEY: &str = "this server wants an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY";
+
 /// The header with a request's name.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -108,25 +111,24 @@ pub async fn check_key(State(app): State<App>, mut request: Request, next: Next)
         return next.run(request).await;
     }
     match key_number(request.headers(), &app.options.keys) {
-        Some(Some(number)) => {
+        Ok(number) => {
             request.extensions_mut().insert(Client::Key(number));
             next.run(request).await
         }
-        Some(None) => ApiError::unauthorized("the API key is wrong").into_response(),
-        None => ApiError::unauthorized(
-            "this server wants an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
-        )
-        .into_response(),
+        Err(why) => ApiError::unauthorized(why).into_response(),
     }
 }
 
-/// The number of the key that a request shows; `None`: it shows none, `Some(None)`: a wrong one. Clients of Anthropic's
-/// interface may send two headers, of which one is a placeholder.
-fn key_number(headers: &HeaderMap, keys: &Keys) -> Option<Option<usize>> {
+/// The number of the key that a request shows, else why it is refused. Clients of Anthropic's interface may send two
+/// headers, of which one is a placeholder.
+fn key_number(headers: &HeaderMap, keys: &Keys) -> Result<usize, &'static str> {
     let header = |name: HeaderName| headers.get(name).map(HeaderValue::as_bytes);
-    let bearer = header(AUTHORIZATION).and_then(bearer);
-    let given = bearer.into_iter().chain(header(API_KEY).map(<[u8]>::trim_ascii));
-    given.map(|key| keys.number(key)).reduce(Option::or)
+    let given = [header(AUTHORIZATION).and_then(bearer), header(API_KEY).map(<[u8]>::trim_ascii)];
+    match given.into_iter().flatten().map(|key| keys.number(key)).reduce(Option::or) {
+        Some(Some(number)) => Ok(number),
+        Some(None) => Err(WRONG_KEY),
+        None => Err(NO_KEY),
+    }
 }
 
 /// The key in `Bearer KEY`.
@@ -165,12 +167,12 @@ mod tests {
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
             key_number(&headers.collect(), &keys)
         };
-        assert_eq!(number(&[]), None);
-        assert_eq!(number(&[(AUTHORIZATION, "Basic two")]), None);
-        assert_eq!(number(&[(AUTHORIZATION, "Bearer two")]), Some(Some(1)));
-        assert_eq!(number(&[(API_KEY, "one")]), Some(Some(0)));
-        assert_eq!(number(&[(API_KEY, "three")]), Some(None));
-        assert_eq!(number(&[(AUTHORIZATION, "Bearer none"), (API_KEY, "two")]), Some(Some(1)));
-        assert_eq!(number(&[(AUTHORIZATION, "Bearer two"), (API_KEY, "none")]), Some(Some(1)));
+        assert_eq!(number(&[]), Err(NO_KEY));
+        assert_eq!(number(&[(AUTHORIZATION, "Basic two")]), Err(NO_KEY));
+        assert_eq!(number(&[(AUTHORIZATION, "Bearer two")]), Ok(1));
+        assert_eq!(number(&[(API_KEY, "one")]), Ok(0));
+        assert_eq!(number(&[(API_KEY, "three")]), Err(WRONG_KEY));
+        assert_eq!(number(&[(AUTHORIZATION, "Bearer none"), (API_KEY, "two")]), Ok(1));
+        assert_eq!(number(&[(AUTHORIZATION, "Bearer two"), (API_KEY, "none")]), Ok(1));
     }
 }

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     fn read(content: Value) -> Result<Vec<Block>, String> {
-        serde_json::from_str::<Content>(&content.to_string()).map(|content| content.0).map_err(|e| e.to_string())
+        serde_json::from_value::<Content>(content).map(|content| content.0).map_err(|e| e.to_string())
     }
 
     fn text(text: &str) -> Block {

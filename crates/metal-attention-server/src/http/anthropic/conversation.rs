@@ -205,7 +205,8 @@ mod tests {
         let (conversation, notes) = read(json!(null), sent).unwrap();
         assert_eq!(conversation, [Message::user("a"), Message::assistant("b")]);
         let mut expected = Notes::default();
-        ["server_tool_use", "web_search_tool_result"].into_iter().for_each(|kind| expected.ignored(kind));
+        expected.ignored("server_tool_use");
+        expected.ignored("web_search_tool_result");
         assert_eq!(notes, expected);
         assert_eq!(prompt_end(&conversation), PromptEnd::WithinMessage);
         assert_eq!(prompt_end(&conversation[..1]), PromptEnd::Answer);

@@ -235,13 +235,11 @@ impl ToolChoice {
             ToolChoiceKind::Auto => tool_choice::ToolChoice::Auto,
             ToolChoiceKind::Any => tool_choice::ToolChoice::Required,
             ToolChoiceKind::None => tool_choice::ToolChoice::None,
-            ToolChoiceKind::Tool => match &self.name {
-                Some(name) => tool_choice::ToolChoice::Named(name.clone()),
-                None => {
-                    let message = "tool_choice of type \"tool\" needs the tool's name";
-                    return Err(ApiError::field("tool_choice.name", message));
-                }
-            },
+            ToolChoiceKind::Tool => {
+                let missing =
+                    || ApiError::field("tool_choice.name", "tool_choice of type \"tool\" needs the tool's name");
+                tool_choice::ToolChoice::Named(self.name.clone().ok_or_else(missing)?)
+            }
         })
     }
 }
@@ -301,7 +299,8 @@ mod tests {
 
     fn read(more: Value) -> Result<MessagesRequest, ApiError> {
         let mut request = json!({"messages": [{"role": "user", "content": "Hello"}]});
-        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let Value::Object(more) = more else { panic!("{more} is no object") };
+        request.as_object_mut().unwrap().extend(more);
         MessagesRequest::from_json(&Object::split(request.to_string().as_bytes())?)
     }
 
@@ -340,7 +339,8 @@ mod tests {
         };
         assert_eq!(job.calls, of(&[&f, &g], false, true));
         let mut notes = Notes::default();
-        ["tools.web_search_20250305", "tools.mcp_toolset"].into_iter().for_each(|name| notes.ignored(name));
+        notes.ignored("tools.web_search_20250305");
+        notes.ignored("tools.mcp_toolset");
         assert_eq!(job.notes, notes);
         for (choice, expected) in [
             (json!({"type": "auto"}), of(&[&f, &g], false, true)),
@@ -403,9 +403,9 @@ mod tests {
             read(json!({"metadata": {"user_id": "u"}, "service_tier": "auto", "container": null, "mcp_servers": [],
             "context_management": {"edits": [{}]}, "cache_control": {"type": "ephemeral"}, "whatever": 1}));
         let mut notes = Notes::default();
-        ["metadata", "service_tier", "cache_control", "context_management"]
-            .into_iter()
-            .for_each(|name| notes.ignored(name));
+        for name in ["metadata", "service_tier", "cache_control", "context_management"] {
+            notes.ignored(name);
+        }
         assert_eq!(job.unwrap().job.notes, notes);
         for (more, field) in [
             (json!({"mcp_servers": [{"type": "url", "url": "https://mcp.example"}]}), "mcp_servers"),

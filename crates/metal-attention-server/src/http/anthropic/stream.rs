@@ -45,12 +45,16 @@ impl StreamEvent {
 
 /// What is new of a block.
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum Delta {
-    TextDelta { text: String },
-    ThinkingDelta { thinking: String },
-    SignatureDelta { signature: String },
-    InputJsonDelta { partial_json: String },
+    #[serde(rename = "text_delta")]
+    Text { text: String },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: String },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: String },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: String },
 }
 
 /// The block that is written.
@@ -97,7 +101,7 @@ impl MessageChunks {
             Some(Open::Text | Open::ToolUse) => {}
             Some(Open::Thinking(thoughts)) => {
                 let signature = signature::of(&thoughts, self.writer.omits_thoughts);
-                self.delta(Delta::SignatureDelta { signature }, out);
+                self.delta(Delta::Signature { signature }, out);
             }
         }
         StreamEvent::ContentBlockStop { index: self.index }.send(out);
@@ -113,9 +117,9 @@ impl MessageChunks {
                 return;
             }
             self.start(Open::Text, ContentBlock::Text { text: String::new() }, out);
-            return self.delta(Delta::TextDelta { text: blanks }, out);
+            return self.delta(Delta::Text { text: blanks }, out);
         }
-        self.delta(Delta::TextDelta { text }, out);
+        self.delta(Delta::Text { text }, out);
     }
 
     fn thoughts(&mut self, thinking: String, out: &mut Frames) {
@@ -124,7 +128,7 @@ impl MessageChunks {
             self.start(Open::Thinking(String::new()), block, out);
         }
         if !self.writer.omits_thoughts {
-            return self.delta(Delta::ThinkingDelta { thinking }, out);
+            return self.delta(Delta::Thinking { thinking }, out);
         }
         if let Some(Open::Thinking(all)) = &mut self.open {
             *all += &thinking;
@@ -139,7 +143,7 @@ impl MessageChunks {
                 self.start(Open::ToolUse, ContentBlock::ToolUse { id, name, input: Map::new() }, out);
             }
             AnswerEvent::CallArguments { delta, index: _ } => {
-                self.delta(Delta::InputJsonDelta { partial_json: delta }, out);
+                self.delta(Delta::InputJson { partial_json: delta }, out);
             }
             AnswerEvent::CallEnd { .. } => self.stop(out),
         }

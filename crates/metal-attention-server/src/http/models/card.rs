@@ -43,6 +43,7 @@ pub struct ModelCard {
 
 /// What a model can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "a model has any of them")]
 pub struct Capabilities {
     /// It writes text.
     pub completion: bool,

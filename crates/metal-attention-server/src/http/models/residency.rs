@@ -186,7 +186,6 @@ impl Residency {
     }
 
     /// The model in use where it is loaded, else a wait for it.
-    #[expect(clippy::type_complexity, reason = "two ways to go on, or an error")]
     fn hold_loaded(
         self: &Arc<Self>,
         unit: &Arc<Unit>,

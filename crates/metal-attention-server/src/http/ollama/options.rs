@@ -200,7 +200,9 @@ mod tests {
         assert_eq!((sampler.min_p, sampler.typical_p, sampler.repeat_penalty), (0.1, 0.7, 1.25));
         assert_eq!((sampler.presence_penalty, sampler.frequency_penalty), (1.5, 0.25));
         let mut notes = Notes::default();
-        ["num_gpu", "mirostat_tau", "use_mmap"].into_iter().for_each(|name| notes.ignored(name));
+        for name in ["num_gpu", "mirostat_tau", "use_mmap"] {
+            notes.ignored(name);
+        }
         assert_eq!(options.notes, notes);
     }
 

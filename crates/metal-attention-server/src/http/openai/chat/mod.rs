@@ -42,5 +42,5 @@ pub async fn chat_completions(
         return Ok(notes.attach(stream(texts, before, chunks)));
     }
     let answers = texts.answers(&mut replies).await?;
-    Ok(notes.attach(axum::Json(writer.completion(answers)).into_response()))
+    Ok(notes.attach(axum::Json(writer.completion(&answers)).into_response()))
 }

@@ -138,11 +138,11 @@ impl ChatWriter {
     }
 
     /// The whole completion.
-    pub fn completion(mut self, answers: Vec<Answer>) -> ChatCompletion {
+    pub fn completion(mut self, answers: &[Answer]) -> ChatCompletion {
         let known = answers.first().and_then(|answer| answer.prompt_logprobs.as_deref());
         let of_prompt = |(logprobs, n_top)| logprobs::of_prompt(&self.tokenizer, &self.prompt, logprobs, n_top);
         let prompt_logprobs = known.zip(self.prompt_logprobs).map(of_prompt);
-        let choices = answers.into_iter().enumerate().map(|(index, answer)| self.choice(index, answer)).collect();
+        let choices = answers.iter().enumerate().map(|(index, answer)| self.choice(index, answer)).collect();
         ChatCompletion {
             id: self.id,
             object: "chat.completion",
@@ -154,7 +154,7 @@ impl ChatWriter {
         }
     }
 
-    fn choice(&mut self, index: usize, answer: Answer) -> ChatChoice {
+    fn choice(&mut self, index: usize, answer: &Answer) -> ChatChoice {
         let finish_reason = answer.end.as_ref().map(|end| self.ended(index, end));
         let content = answer.logprobs.iter().map(|(id, logprobs)| self.logprob(*id, logprobs)).collect();
         let tool_calls: Vec<ToolCall> = answer.calls().map(ToolCall::of).collect();
