@@ -106,7 +106,8 @@ impl Keys {
     /// A name for key `number` that tells nothing of it, and is the same as long as the key is.
     pub(super) fn fingerprint(&self, number: usize) -> Option<String> {
         let digest = Sha256::new_with_prefix("metal-attention key\n").chain_update(self.0.get(number)?).finalize();
-        Some(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+        let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        digits.map(|digit| char::from_digit(digit.into(), 16)).collect()
     }
 }
 

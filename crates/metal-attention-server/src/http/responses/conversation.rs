@@ -103,9 +103,11 @@ mod tests {
     /// The messages on a line each: role, thoughts, text, calls.
     fn lines(items: &[Item]) -> Vec<String> {
         let mut conversation = Conversation::new(Some("i"));
-        items.iter().for_each(|item| conversation.add(item));
+        for item in items {
+            conversation.add(item);
+        }
         let line = |message: &Message| {
-            let calls: String = message.tool_calls.iter().map(|call| format!(" {}", call.id)).collect();
+            let calls: String = message.tool_calls.iter().flat_map(|call| [" ", &call.id]).collect();
             let thoughts = message.reasoning_content.as_ref().map_or(String::new(), |text| format!("({text})"));
             format!("{} {thoughts}{}{calls}", message.role.name(), message.text())
         };

@@ -40,10 +40,9 @@ impl CustomInput {
                 (Some(_) | None, _, _) => self.arguments,
             },
             Ok(Value::String(text)) => text,
-            Ok(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_)) => self.arguments,
             // Cut off in the middle.
             Err(_) if self.read.is_some() => self.text.clone(),
-            Err(_) => self.arguments,
+            Ok(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_)) | Err(_) => self.arguments,
         };
         let rest = text.strip_prefix(&self.text).unwrap_or_default().to_owned();
         (text, rest)

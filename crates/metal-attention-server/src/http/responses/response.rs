@@ -189,6 +189,7 @@ pub enum OutputItem {
 /// A part of a message or of thoughts.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the interface's own names")]
 pub enum Part {
     /// A text.
     OutputText {

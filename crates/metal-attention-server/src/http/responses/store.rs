@@ -131,7 +131,7 @@ impl ResponseStore {
         let folder = Folder { path: path.to_owned(), changes };
         let store = Self(Arc::new(Shared { limits, index, folder: Some(folder) }));
         for (_, id, bytes) in files(path).map_err(failed)? {
-            store.insert(id, bytes, None);
+            store.insert(&id, bytes, None);
         }
         Ok(store)
     }
@@ -146,26 +146,25 @@ impl ResponseStore {
     /// Keeps a response under a name that is not taken.
     fn put(&self, id: String, body: Vec<u8>) {
         let body: Arc<[u8]> = body.into();
-        let name = id.clone();
-        if self.insert(id, body.len(), Some(body)) {
-            self.change(Change::Write(name));
+        if self.insert(&id, body.len(), Some(body)) {
+            self.change(Change::Write(id));
         }
     }
 
     /// Adds an entry, and lets others go where there are too many. Whether it was kept itself.
-    fn insert(&self, id: String, bytes: usize, body: Option<Arc<[u8]>>) -> bool {
+    fn insert(&self, id: &str, bytes: usize, body: Option<Arc<[u8]>>) -> bool {
         let StoreLimits { responses, bytes: most } = self.0.limits;
         let mut index = self.index();
         let used = index.next_use();
         index.bytes += bytes;
-        index.by_use.insert(used, id.clone());
-        index.entries.insert(id.clone(), Entry { bytes, used, body });
+        index.by_use.insert(used, id.to_owned());
+        index.entries.insert(id.to_owned(), Entry { bytes, used, body });
         while index.bytes > most || index.entries.len() > responses {
             let Some(oldest) = index.by_use.values().next().cloned() else { break };
             index.remove(&oldest);
             self.change(Change::Remove(oldest));
         }
-        index.entries.contains_key(&id)
+        index.entries.contains_key(id)
     }
 
     /// The response of this name. Not to be called on a thread that serves others: it may be in a file.

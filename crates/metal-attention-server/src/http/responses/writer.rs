@@ -217,16 +217,15 @@ impl Writer {
         match &self.open {
             Some(Open::Message { .. } | Open::Input(_)) => {}
             Some(Open::Reasoning(_) | Open::Function(_) | Open::Custom(_)) | None => {
-                match self.wanted.input_of.clone() {
-                    Some(tool) => self.input_of(&tool, out),
-                    None => {
-                        self.blank += &text;
-                        if self.blank.trim().is_empty() {
-                            return;
-                        }
-                        text = std::mem::take(&mut self.blank);
-                        self.message(out);
+                if let Some(tool) = self.wanted.input_of.clone() {
+                    self.input_of(&tool, out);
+                } else {
+                    self.blank += &text;
+                    if self.blank.trim().is_empty() {
+                        return;
                     }
+                    text = std::mem::take(&mut self.blank);
+                    self.message(out);
                 }
             }
         }
