@@ -218,6 +218,7 @@ struct AccessArgs {
 /// Which responses of /v1/responses are kept. Those that nobody asked for the longest go first.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Responses")]
+#[expect(clippy::struct_field_names, reason = "the flags' names")]
 struct ResponseArgs {
     /// Folder to keep responses in, which outlast the server there [default: in memory]
     #[arg(long, value_name = "DIR")]
@@ -412,8 +413,9 @@ impl Args {
         models.extend(configured);
         let mut names: Vec<_> = models.iter().flat_map(|model| &model.names).collect();
         names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(CliError::Usage(format!("two models have the name {:?}", twice[0])));
+        let mut after = names.iter().skip(1);
+        if let Some(twice) = names.iter().find(|name| after.next() == Some(*name)) {
+            return Err(CliError::Usage(format!("two models have the name {twice:?}")));
         }
         if let Some(missing) = args.models_dir.iter().find(|folder| !folder.is_dir()) {
             return Err(CliError::Usage(format!("--models-dir {}: this is no folder", missing.display())));

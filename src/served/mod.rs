@@ -105,7 +105,9 @@ impl ServedModel {
         });
         progress.set_total(model.gguf().tensor_bytes() * engines.len() as u64);
         if !self.is_resident {
-            engines.iter_mut().for_each(|engine| engine.watch = progress.watch.clone());
+            for engine in &mut engines {
+                engine.watch = progress.watch.clone();
+            }
         }
         let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
         drop(shown);

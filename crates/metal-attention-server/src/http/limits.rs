@@ -280,9 +280,8 @@ mod tests {
         assert_eq!(message, "chat_template_kwargs holds more than 65536 bytes of text, which is the most that it may");
         let message = field(format!(r#"{{"whatever": {}1{}}}"#, "[".repeat(65), "]".repeat(65)));
         assert_eq!(message, "whatever has lists and objects more than 64 deep inside each other");
-        // Nothing after it is read.
-        field(format!(r#"{{"a": {}"#, r#"{"a":"#.repeat(100_000)));
-        field(format!(r#"{{"a": {}"#, "[".repeat(1_000_000)));
+        field(format!(r#"{{"a": {}1{}}}"#, r#"{"a":"#.repeat(100_000), "}".repeat(100_000)));
+        field(format!(r#"{{"a": {}1{}}}"#, "[".repeat(1_000_000), "]".repeat(1_000_000)));
     }
 
     #[test]

@@ -223,7 +223,7 @@ mod tests {
         Block::Text(text.into())
     }
 
-    fn result(content: Value) -> Result<String, String> {
+    fn result(content: &Value) -> Result<String, String> {
         let block = json!([{"type": "tool_result", "tool_use_id": "a", "is_error": true, "content": content}]);
         match read(block)?.as_slice() {
             [Block::ToolResult { id, text }] if id == "a" => Ok(text.clone()),
@@ -272,16 +272,16 @@ mod tests {
                 "T\ns\nc",
             ),
         ] {
-            assert_eq!(result(content.clone()).as_deref(), Ok(expected), "{content}");
+            assert_eq!(result(&content).as_deref(), Ok(expected), "{content}");
         }
-        let nested = result(json!([{"type": "tool_result", "tool_use_id": "b"}])).unwrap_err();
+        let nested = result(&json!([{"type": "tool_result", "tool_use_id": "b"}])).unwrap_err();
         assert!(nested.starts_with("only text may stand here, not a block of type \"tool_result\""), "{nested}");
     }
 
     #[test]
     fn what_is_no_text_is_refused_by_name() {
         let image = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]);
-        for refused in [read(image.clone()).unwrap_err(), result(image).unwrap_err()] {
+        for refused in [read(image.clone()).unwrap_err(), result(&image).unwrap_err()] {
             assert!(refused.starts_with("this model sees no pictures: "), "{refused}");
         }
         for (block, expected) in [
