@@ -15,8 +15,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use metal_attention::sampling::NumberOption;
 use metal_attention_server::http::{KeepAlive, ModelConfig, ModelDefaults, SamplingFields};
 use serde::Deserialize;
+use serde::de::{Deserializer, Error};
 
 use super::{ServedModel, Setup};
 use crate::cli_error::CliError;
@@ -45,7 +47,7 @@ struct Defaults {
     /// The system prompt of conversations without one.
     system: Option<String>,
     /// How tokens are chosen.
-    sampling: SamplingFields,
+    sampling: Sampling,
     /// Strings that end a text.
     stop: Vec<String>,
     /// Most tokens of an answer.
@@ -70,10 +72,26 @@ struct ModelSection {
     device: Option<String>,
     keep_alive: Option<KeepAlive>,
     system: Option<String>,
-    #[serde(default)]
-    sampling: Option<SamplingFields>,
+    sampling: Option<Sampling>,
     stop: Option<Vec<String>>,
     max_tokens: Option<usize>,
+}
+
+/// How tokens are chosen. A request may have options that are not known; here they are mistakes.
+#[derive(Debug, Clone, Default)]
+struct Sampling(SamplingFields);
+
+impl<'de> Deserialize<'de> for Sampling {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let table = toml::Table::deserialize(deserializer)?;
+        let is_known = |name: &str| {
+            NumberOption::find(name).is_some() || matches!(name, "samplers" | "dry_sequence_breakers")
+        };
+        if let Some(name) = table.keys().find(|name| !is_known(name)) {
+            return Err(D::Error::custom(format!("unknown option `{name}` of sampling")));
+        }
+        table.try_into().map(Self).map_err(D::Error::custom)
+    }
 }
 
 impl Config {
@@ -119,7 +137,7 @@ impl Config {
                 keep_alive,
                 defaults: ModelDefaults {
                     system: section.system.or_else(|| defaults.system.clone()),
-                    sampling: section.sampling.unwrap_or_else(|| defaults.sampling.clone()),
+                    sampling: section.sampling.unwrap_or_else(|| defaults.sampling.clone()).0,
                     stop: section.stop.unwrap_or_else(|| defaults.stop.clone()),
                     max_tokens: section.max_tokens.or(defaults.max_tokens),
                 },
@@ -154,6 +172,8 @@ mod tests {
             ("[defaults]\nkeep-alive = \"soon\"\n", "\"soon\" is no time"),
             ("[models.a]\nmodel = 1\n", "expected"),
             ("[default]\n", "unknown field `default`"),
+            ("[defaults]\nsampling = { temprature = 1 }\n", "unknown option `temprature`"),
+            ("[defaults]\nsampling = { temperature = \"hot\" }\n", "invalid type: string"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(why), "{error}");

@@ -1,0 +1,153 @@
+//! `serve` with several models: a folder, a configuration file, and names.
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use common::{program, run, stderr};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A server of several models, which is killed when this is dropped.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let args = [&["serve", "--device", "cpu", "--port", "0"], args].concat();
+        let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let address = lines.find_map(|line| Some(line.strip_prefix("listening on http://")?.to_owned()));
+        std::thread::spawn(move || lines.count());
+        Self { child, address: address.expect("the server listens") }
+    }
+
+    /// The status and the answer of a request; without a body it is a GET.
+    fn send(&self, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let address = &self.address;
+        let end = match body.map(Value::to_string) {
+            None => format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"),
+            Some(body) => format!(
+                "POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
+                 Content-Length: {}\r\n\r\n{body}",
+                body.len()
+            ),
+        };
+        stream.write_all(end.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
+    }
+
+    /// The tokens of the prompt of a conversation with `messages`, and the answer, the likeliest one.
+    fn chat(&self, model: &str, messages: &Value) -> (u64, String) {
+        let body = json!({"model": model, "messages": messages, "max_tokens": 8, "temperature": 0});
+        let (status, answer) = self.send("/v1/chat/completions", Some(&body));
+        assert_eq!(status, 200, "{answer}");
+        let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        (answer["usage"]["prompt_tokens"].as_u64().unwrap(), content.to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+
+/// A folder with the models `one` and `below/two`, which are the built-in one, and a chat template.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("models/below")).unwrap();
+    for name in ["models/one.gguf", "models/below/two.gguf"] {
+        std::fs::copy("models/stories260K.gguf", folder.path().join(name)).unwrap();
+    }
+    std::fs::write(folder.path().join("chat.jinja"), TEMPLATE).unwrap();
+    folder
+}
+
+fn config(folder: &Path, text: &str) -> String {
+    let path = folder.join("config.toml");
+    std::fs::write(&path, text.replace("FOLDER", folder.to_str().unwrap())).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn models_of_a_folder_are_loaded_by_their_names() {
+    let folder = folder();
+    let models = folder.path().join("models");
+    let config = config(folder.path(), "");
+    let server = Server::start(&["--models-dir", models.to_str().unwrap(), "--config", &config]);
+    let (status, list) = server.send("/v1/models", None);
+    let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!((status, names, &list["data"][1]["meta"]), (200, vec!["one", "two"], &Value::Null));
+    let (status, _) = server.send("/v1/completions", Some(&json!({"model": "two", "prompt": "Once", "max_tokens": 1})));
+    assert_eq!((status, &server.send("/v1/models/two", None).1["meta"]["n_ctx_train"]), (200, &json!(512)));
+}
+
+#[test]
+fn an_alias_and_a_system_prompt_come_from_the_configuration() {
+    let folder = folder();
+    let models = folder.path().join("models");
+    let config = config(
+        folder.path(),
+        "[defaults]\nkeep-alive = \"1h\"\nsampling = { temperature = 0.5 }\n\
+         [models.teller]\nmodel = \"FOLDER/models/one.gguf\"\naliases = [\"claude-*\", \"story\"]\n\
+         system = \"Tell a story.\"\nchat-template = \"FOLDER/chat.jinja\"\nmax-tokens = 3\ncontext = 300\n",
+    );
+    let server = Server::start(&["--models-dir", models.to_str().unwrap(), "--config", &config]);
+    let (status, list) = server.send("/v1/models", None);
+    let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!((status, names), (200, vec!["teller", "story", "one", "two"]));
+
+    let (system, user) = (json!({"role": "system", "content": "Tell a story."}), json!({"role": "user", "content": "Hi"}));
+    let with_default = server.chat("claude-sonnet-5", &json!([user]));
+    assert_eq!(with_default, server.chat("story:latest", &json!([system, user])));
+    let other = json!({"role": "system", "content": ""});
+    assert!(server.chat("teller", &json!([other, user])).0 < with_default.0);
+
+    let body = json!({"model": "teller", "prompt": "Once upon a time", "ignore_eos": true});
+    let (_, answer) = server.send("/v1/completions", Some(&body));
+    assert_eq!(answer["usage"]["completion_tokens"], 3);
+    let (_, answer) = server.send("/v1/models/claude-opus", None);
+    assert_eq!(answer["meta"]["n_ctx"], 300);
+
+    let (status, error) = server.send("/v1/completions", Some(&json!({"model": "three", "prompt": "Once"})));
+    assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
+    let message = "there is no model \"three\" here, only \"teller\", \"one\", \"two\"";
+    assert_eq!(error["error"]["message"], message);
+}
+
+#[test]
+fn a_wrong_configuration_names_the_key() {
+    let folder = folder();
+    for (text, code, message) in [
+        ("[models.a]\nmodel = \"a.gguf\"\ncontxt = 1\n", 2, "unknown field `contxt`"),
+        ("[models.a]\naliases = []\n", 2, "missing field `model`"),
+        ("[defaults]\nkeep-alive = \"soon\"\n", 2, "\"soon\" is no time"),
+        ("[defaults]\nsampling = { temprature = 1 }\n", 2, "unknown option `temprature` of sampling"),
+        ("[models.a]\nmodel = \"a.gguf\"\ndevice = \"toaster\"\n", 2, "the model \"a\" of the configuration"),
+        ("[models.a]\nmodel = \"nothing.gguf\"\nresident = true\n", 3, "nothing.gguf"),
+        ("[models\n", 2, "config.toml"),
+    ] {
+        let config = config(folder.path(), text);
+        let output = run(&["serve", "--device", "cpu", "--port", "0", "--config", &config]);
+        assert_eq!(output.status.code(), Some(code), "{text}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{text}: {}", stderr(&output));
+    }
+    let output = run(&["serve", "--config", "nothing.toml"]);
+    assert!(output.status.code() == Some(1) && stderr(&output).contains("cannot read the configuration nothing.toml"));
+    let output = run(&["serve", "--models-dir", "nothing"]);
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("--models-dir nothing: this is no folder"));
+}
