@@ -57,7 +57,7 @@ pub use error::Error;
 pub use generation::{GenerateOptions, Generation, StopReason, Token};
 pub use generator::Generator;
 pub use logits_processor::LogitsProcessor;
-pub use memory::available_memory;
+pub use memory::{available_memory, give_back_memory};
 pub use metal_attention_cpu::{
     CacheType, CpuCeilings, CpuError, CpuForwardPass, Isa as CpuIsa, MatrixInput, physical_cores,
     simd_name as cpu_simd_name,

@@ -16,6 +16,16 @@ pub fn available_memory() -> Option<u64> {
     Some(control_group_memory().map_or(available, |left| left.min(available)))
 }
 
+/// Gives memory back to the system that was freed and that the allocator keeps for later: of a model that is gone, whose parts
+/// were made on several threads, it is a lot. It does nothing where the allocator is another one than that of glibc.
+pub fn give_back_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the function takes no pointer, and may be called at any time on any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Bytes that the control group (version 2) of this process may still take; the file cache of the group can be given up.
 fn control_group_memory() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;

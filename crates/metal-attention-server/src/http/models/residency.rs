@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use metal_attention::give_back_memory;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
@@ -437,7 +438,11 @@ impl Residency {
     async fn unload(self: Arc<Self>, unit: Arc<Unit>, loaded: Arc<Loaded>) {
         loaded.scheduler.shut_down(Duration::ZERO).await;
         // Giving back memory takes a moment.
-        let _ = tokio::task::spawn_blocking(move || drop(loaded)).await;
+        let give_back = move || {
+            drop(loaded);
+            give_back_memory();
+        };
+        let _ = tokio::task::spawn_blocking(give_back).await;
         tracing::info!("unloaded {}", unit.name);
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(&unit.id) else { return };
