@@ -51,7 +51,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, embed, export_tokenizer, imatrix, info, kernels, list,
+    bench, chat, compare, completions, detokenize, devices, embed, export_tokenizer, imatrix, info, kernels, launch, list,
     logits, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
 };
 
@@ -107,6 +107,7 @@ enum Command {
     Chat(Box<chat::Args>),
     #[command(alias = "server")]
     Serve(Box<serve::Args>),
+    Launch(launch::Args),
     #[command(visible_alias = "show")]
     Info(info::Args),
     Tokenize(tokenize::Args),
@@ -152,6 +153,7 @@ impl Command {
             Self::Run(args) => run::run(args),
             Self::Chat(args) => chat::run(args),
             Self::Serve(args) => serve::run(args),
+            Self::Launch(args) => launch::run(args),
             Self::Info(args) => info::run(args),
             Self::Tokenize(args) => tokenize::run(args),
             Self::Detokenize(args) => detokenize::run(args),

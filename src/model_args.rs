@@ -1,5 +1,6 @@
 //! `-m`, and the model as a positional argument: which model a command works with.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -148,7 +149,7 @@ impl ModelArgs {
     pub fn open_gguf(&self) -> Result<GgufFile, CliError> {
         if let Some(file) = self.file()? {
             let gguf = if self.no_mmap { GgufFile::read(file) } else { GgufFile::open(file) };
-            return gguf.map_err(|e| self.named(Error::from(e).into()));
+            return gguf.map_err(|e| self.sourced(Error::from(e).into()));
         }
         // Where stderr is closed the note is lost, and nothing else.
         let _ = writeln!(std::io::stderr(), "note: no model given with -m: using the built-in model stories260K");
@@ -174,37 +175,57 @@ impl ModelArgs {
 
     /// Whether a model is named, on the command line or in the environment.
     pub fn is_named(&self) -> bool {
-        self.path().is_some()
+        self.named().is_some()
+    }
+
+    /// Whether a model is named on the command line.
+    pub fn is_given(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// The same flags for another process of this program.
+    pub fn flags(&self) -> Vec<OsString> {
+        let mut flags = Vec::new();
+        if let Some(model) = self.named() {
+            flags.extend([OsString::from("-m"), model.into()]);
+        }
+        if self.no_mmap {
+            flags.push("--no-mmap".into());
+        }
+        if let Some(pre) = &self.pre {
+            flags.extend([OsString::from("--pre"), pre.into()]);
+        }
+        flags
     }
 
     /// The file to open; `None`: the built-in model.
     fn file(&self) -> Result<Option<PathBuf>, CliError> {
-        self.path().map(|path| find(path).map_err(|error| self.named(error))).transpose()
+        self.named().map(|path| find(path).map_err(|error| self.sourced(error))).transpose()
     }
 
     /// The model's name as given, or that of the built-in model.
     pub fn name(&self) -> String {
-        self.path().map_or("stories260K (built in)".into(), |path| safe(&path.display().to_string()))
+        self.named().map_or("stories260K (built in)".into(), |path| safe(&path.display().to_string()))
     }
 
     /// The model's name without folder and ending, or that of the built-in model.
     pub fn stem(&self) -> String {
-        let name = self.path().and_then(Path::file_name);
+        let name = self.named().and_then(Path::file_name);
         name.map_or("stories260K".into(), |name| without_ending(&name.to_string_lossy()).to_owned())
     }
 
-    /// What was given. An empty name is none.
-    fn path(&self) -> Option<&Path> {
+    /// What names the model, on the command line or in the environment. An empty name is none.
+    pub fn named(&self) -> Option<&Path> {
         self.model.as_deref().filter(|path| !path.as_os_str().is_empty()).or_else(|| variable())
     }
 
     /// `error`, with the file it is about.
     pub fn in_file(&self, error: Error) -> CliError {
-        self.named(CliError::InFile { file: self.name(), error })
+        self.sourced(CliError::InFile { file: self.name(), error })
     }
 
     /// `error`, with where the model's name comes from if that is not the command line.
-    fn named(&self, error: CliError) -> CliError {
+    fn sourced(&self, error: CliError) -> CliError {
         if self.model.is_none() && variable().is_some() { CliError::InEnvironment(Box::new(error)) } else { error }
     }
 }

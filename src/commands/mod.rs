@@ -12,6 +12,7 @@ pub mod imatrix;
 pub mod info;
 #[cfg_attr(not(feature = "gpu"), path = "no_kernels.rs")]
 pub mod kernels;
+pub mod launch;
 pub mod list;
 pub mod logits;
 pub mod perplexity;

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 #[cfg(windows)]
 use tokio::signal::windows::{CtrlC, ctrl_c};
+use tokio::sync::oneshot;
 
 use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
@@ -102,6 +103,10 @@ pub struct Args {
     /// Use the chat template in this file instead of the models'
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
+
+    /// End as with Ctrl-C when stdin is closed: a process that starts the server and goes away takes it along
+    #[arg(long)]
+    until_stdin_closes: bool,
 
     #[command(flatten)]
     cache: CacheArgs,
@@ -314,6 +319,7 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     }
     // Before anybody is told that the server runs, and can want to end it.
     let signals = Signals::new().map_err(|e| CliError::General(format!("cannot wait for signals: {e}")))?;
+    let stdin = if args.until_stdin_closes { Some(stdin_end()?) } else { None };
     if let Some((_, address)) = &watchers {
         say(&format!("metrics on {}/metrics", url(*address)));
     }
@@ -323,7 +329,7 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     say(&format!("listening on {}", url(address)));
     let requests = [requests].into_iter().chain(ollama.map(|(listener, _)| listener)).collect();
     let listeners = Listeners { requests, watchers: watchers.map(|(listener, _)| listener) };
-    serve(listeners, options, models, shutdown(signals)).await.map_err(|error| match error {
+    serve(listeners, options, models, shutdown(signals, stdin)).await.map_err(|error| match error {
         ServeError::Load(error) => match error.downcast::<CliError>() {
             Ok(error) => *error,
             Err(error) => CliError::General(error.to_string()),
@@ -466,9 +472,18 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     Ok(keys)
 }
 
-/// Ready at the first Ctrl-C or SIGTERM; the second ends the process.
-async fn shutdown(mut signals: Signals) {
-    let is_ctrl_c = signals.next().await;
+/// Ready at the first Ctrl-C or SIGTERM, or when `stdin` is closed; the next signal ends the process.
+async fn shutdown(mut signals: Signals, stdin: Option<oneshot::Receiver<()>>) {
+    let stdin_closes = async {
+        match stdin {
+            Some(end) => drop(end.await),
+            None => std::future::pending().await,
+        }
+    };
+    let is_ctrl_c = tokio::select! {
+        is_ctrl_c = signals.next() => is_ctrl_c,
+        () = stdin_closes => true,
+    };
     if interrupt::is_left() {
         say("shutting down; again to end at once");
     } else if is_ctrl_c {
@@ -479,6 +494,18 @@ async fn shutdown(mut signals: Signals) {
         signals.next().await;
         std::process::exit(i32::from(CliError::Interrupted.exit_code()));
     });
+}
+
+/// Ready when stdin is at its end. Reading it takes a thread of its own, which ends with the process.
+fn stdin_end() -> Result<oneshot::Receiver<()>, CliError> {
+    let (sender, receiver) = oneshot::channel();
+    let read = move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = sender.send(());
+    };
+    let thread = std::thread::Builder::new().name("stdin".into()).spawn(read);
+    thread.map_err(|e| CliError::General(format!("cannot start a thread that reads stdin: {e}")))?;
+    Ok(receiver)
 }
 
 /// Ctrl-C and SIGTERM. None is lost from the moment this is made.

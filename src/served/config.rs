@@ -113,6 +113,11 @@ impl Config {
         self.models.len()
     }
 
+    /// The names of the models, without their aliases.
+    pub fn names(&self) -> Vec<&str> {
+        self.models.keys().map(String::as_str).collect()
+    }
+
     /// The models, read as `args` say and set up as `setup` says where the file does not say otherwise.
     pub fn models(self, args: &ModelArgs, setup: &Setup) -> Result<Vec<ModelConfig>, CliError> {
         let defaults = &self.defaults;
