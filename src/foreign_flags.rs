@@ -101,7 +101,6 @@ const FROM_FILE: &str =
     "the model's file says how positions are rotated: leave the flag out, or change the file's metadata";
 const IN_REQUESTS: &str =
     "each request says how its tokens are chosen (temperature, top_p, seed, max_tokens, ...); leave the flag out";
-const ONE_MODEL: &str = "a server has one model: start one for each, with a --port of its own";
 const NO_TLS: &str = "the server speaks plain HTTP: put a proxy with TLS before it";
 const CONVERSATION: &str = "a conversation is what `chat` has";
 
@@ -351,7 +350,21 @@ pub const ROWS: &[Row] = &[
     on(&["serve"], &["--ssl-key-file", "--ssl-cert-file"], Value, Refused(NO_TLS)),
     on(&["serve"], &["--path", "--api-prefix"], Value, Refused("a proxy can have the server at another path")),
     on(&["serve"], &["--slot-save-path"], Value, Refused("what was computed is kept in memory alone")),
-    on(&["serve"], &["--models-dir", "--models-preset", "--models-max"], Value, Refused(ONE_MODEL)),
+    on(&["serve"], &["--models-preset"], Value, Refused("--config names a file with models, their names and settings")),
+    on(
+        &["serve"],
+        &["--models-max"],
+        Value,
+        Refused("--models-memory says how much memory the loaded models take together, however many they are"),
+    ),
+    on(&["serve"], &["--models-autoload"], Takes::Nothing, Nothing("a request loads the model that it names")),
+    on(
+        &["serve"],
+        &["--no-models-autoload"],
+        Takes::Nothing,
+        Refused("a request loads the model that it names: leave out of --models-dir what must not be loaded"),
+    ),
+    on(&["serve"], &["--sleep-idle-seconds", "--keepalive"], Value, Flag("--keep-alive")),
     on(
         &["serve"],
         &["-s", "--seed", "--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--typical", "--repeat-penalty"],
@@ -424,14 +437,18 @@ pub const ROWS: &[Row] = &[
 const COMMANDS: &[(&[&str], &str)] = &[
     (
         &["ps"],
-        "no model stays in memory by itself: `run`, `chat` and `serve` hold one while they run, and a server names its own at \
+        "no model stays in memory by itself: `run`, `chat` and `serve` hold models while they run, and a server names its own at \
          /v1/models. `metal-attention list` shows the models that are here",
     ),
-    (&["stop", "unload"], "a model is in memory while a command runs: Ctrl-C ends `serve`"),
+    (
+        &["stop", "unload"],
+        "a model is in memory while a command runs: Ctrl-C ends `serve`, whose --keep-alive says when it unloads models",
+    ),
     (&["load"], "`metal-attention serve MODEL` or `metal-attention chat MODEL` loads a model"),
     (
         &["create"],
-        "there are no Modelfiles: `chat` takes --system, --chat-template and the sampling flags; `quantize` makes other types",
+        "there are no Modelfiles: `chat` takes --system, --chat-template and the sampling flags, and the configuration of `serve` \
+         gives them to models by name; `quantize` makes other types",
     ),
     (
         &["cp", "push", "signin", "signout", "import"],
@@ -440,10 +457,6 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (
         &["cli", "generate", "complete"],
         "`metal-attention run` continues a text, `metal-attention chat` talks with a model",
-    ),
-    (
-        &["launch"],
-        "`metal-attention serve MODEL` answers at http://127.0.0.1:8080/v1, for any program that speaks OpenAI's interface",
     ),
 ];
 

@@ -405,6 +405,9 @@ mod tests {
             ("serve -np 2 -cb --metrics", "serve --parallel 2 | -cb | --metrics"),
             ("serve --parallel 2", "serve --parallel 2"),
             ("serve -a name -to 5", "serve --alias name --timeout 5"),
+            ("serve --models-dir a --sleep-idle-seconds 60", "serve --models-dir a --keep-alive 60"),
+            ("serve --models-autoload", "serve | --models-autoload"),
+            ("launch codex -hf a/b -- -ngl 0", "launch codex --model hf:a/b -- -ngl 0"),
             ("run -ub 64 -b 2048 x", "run --ubatch-size 64 x | -b"),
             ("chat -sys Hi", "chat --system Hi"),
             ("run -cnv x", "run --chat x"),
@@ -459,6 +462,8 @@ mod tests {
             ("run --reasoning-budget 64 x", "--reasoning-budget", "thinking_budget_tokens"),
             ("serve --reasoning-budget 0", "--reasoning-budget", "thinking_budget_tokens"),
             ("serve --temp 0.6", "--temp", "each request"),
+            ("serve --models-preset a.ini", "--models-preset", "--config"),
+            ("serve --models-max 2", "--models-max", "--models-memory"),
             ("run -\u{a0}x y", "-\u{a0}x", "comes after --"),
             ("bench -o sql", "-o", "--csv"),
             // One dash and several letters.
