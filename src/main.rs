@@ -51,8 +51,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli_error::CliError;
 use crate::commands::{
-    bench, chat, compare, completions, detokenize, devices, embed, export_tokenizer, imatrix, info, kernels, launch, list,
-    logits, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
+    bench, chat, compare, completions, detokenize, devices, embed, export_tokenizer, imatrix, info, kernels, launch,
+    list, logits, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\

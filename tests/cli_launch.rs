@@ -195,9 +195,9 @@ fn a_server_is_started_and_ends_with_the_tool() {
     assert_eq!(value("ANTHROPIC_MODEL="), "launched-by-a-test");
     assert_eq!(value("CLAUDE_CODE_MAX_CONTEXT_TOKENS="), "32768");
     assert!(TcpStream::connect(value("ANTHROPIC_BASE_URL=http://")).is_err(), "the server still runs");
-    let logs = std::fs::read_dir(tools.path()).unwrap().filter(|file| {
-        file.as_ref().unwrap().file_name().to_string_lossy().starts_with("metal-attention-serve-")
-    });
+    let logs = std::fs::read_dir(tools.path())
+        .unwrap()
+        .filter(|file| file.as_ref().unwrap().file_name().to_string_lossy().starts_with("metal-attention-serve-"));
     assert_eq!(logs.count(), 0);
 }
 

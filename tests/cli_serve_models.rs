@@ -111,7 +111,8 @@ fn an_alias_and_a_system_prompt_come_from_the_configuration() {
     let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!((status, names), (200, vec!["teller", "story", "one", "two"]));
 
-    let (system, user) = (json!({"role": "system", "content": "Tell a story."}), json!({"role": "user", "content": "Hi"}));
+    let (system, user) =
+        (json!({"role": "system", "content": "Tell a story."}), json!({"role": "user", "content": "Hi"}));
     let with_default = server.chat("claude-sonnet-5", &json!([user]));
     assert_eq!(with_default, server.chat("story:latest", &json!([system, user])));
     let other = json!({"role": "system", "content": ""});

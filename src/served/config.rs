@@ -84,9 +84,8 @@ struct Sampling(SamplingFields);
 impl<'de> Deserialize<'de> for Sampling {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let table = toml::Table::deserialize(deserializer)?;
-        let is_known = |name: &str| {
-            NumberOption::find(name).is_some() || matches!(name, "samplers" | "dry_sequence_breakers")
-        };
+        let is_known =
+            |name: &str| NumberOption::find(name).is_some() || matches!(name, "samplers" | "dry_sequence_breakers");
         if let Some(name) = table.keys().find(|name| !is_known(name)) {
             return Err(D::Error::custom(format!("unknown option `{name}` of sampling")));
         }

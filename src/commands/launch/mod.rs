@@ -185,9 +185,12 @@ mod tests {
 
     #[test]
     fn words_are_quoted_for_a_shell() {
-        for (word, expected) in
-            [("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"), ("", "''"), ("a b", "'a b'"), ("it's", "'it'\\''s'")]
-        {
+        for (word, expected) in [
+            ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("it's", "'it'\\''s'"),
+        ] {
             assert_eq!(quoted(word), expected);
         }
     }

@@ -350,12 +350,7 @@ struct Client<'a> {
 
 impl Client<'_> {
     /// The answer of `path`, within `limit`.
-    fn get<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        query: Option<(&str, &str)>,
-        limit: Duration,
-    ) -> Result<T, Unfit> {
+    fn get<T: DeserializeOwned>(&self, path: &str, query: Option<(&str, &str)>, limit: Duration) -> Result<T, Unfit> {
         let mut request = agent(limit).get(format!("{}{path}", self.url));
         if let Some((name, value)) = query {
             request = request.query(name, value);

@@ -139,11 +139,7 @@ pub const TOOLS: &[Tool] = &[
         title: "Qwen Code",
         program: "qwen",
         install: "npm install -g @qwen-code/qwen-code",
-        variables: &[
-            ("OPENAI_BASE_URL", Text("{url}/v1")),
-            ("OPENAI_API_KEY", Text("{key}")),
-            ("OPENAI_MODEL", MODEL),
-        ],
+        variables: &[("OPENAI_BASE_URL", Text("{url}/v1")), ("OPENAI_API_KEY", Text("{key}")), ("OPENAI_MODEL", MODEL)],
         arguments: &[Text("--auth-type"), Text("openai"), Text("--model"), MODEL],
         without_arguments: &[],
     },
@@ -269,7 +265,8 @@ mod tests {
     fn every_tool_learns_address_model_and_key() {
         let names: BTreeSet<_> = TOOLS.iter().map(|tool| tool.name).collect();
         assert_eq!(names.len(), TOOLS.len());
-        let target = Target { url: "http://host:1".into(), model: "name".into(), n_ctx: 40000, key: Some("secret".into()) };
+        let target =
+            Target { url: "http://host:1".into(), model: "name".into(), n_ctx: 40000, key: Some("secret".into()) };
         for tool in TOOLS {
             let command = tool.command(&target, &[]);
             let values: Vec<_> = command.variables.iter().map(|(_, value)| value).chain(&command.arguments).collect();

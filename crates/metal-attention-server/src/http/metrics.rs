@@ -209,16 +209,18 @@ fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, mode
 /// A number of a scheduler, with its name and what it is.
 type Number = (&'static str, &'static str, fn(&Metrics) -> u64);
 
-const COUNTERS: [Number; 6] = [
+const COUNTERS: [Number; 8] = [
     ("prompt_tokens_total", "Prompt tokens that were evaluated.", |m| m.prompt_tokens),
     ("cached_prompt_tokens_total", "Prompt tokens that were in the KV cache already.", |m| m.cached_tokens),
     ("generated_tokens_total", "Tokens that were generated.", |m| m.generated_tokens),
     ("embedding_tokens_total", "Tokens that were evaluated for embeddings.", |m| m.embedding_tokens),
     ("steps_total", "Steps of the forward pass.", |m| m.steps),
     ("preemptions_total", "Times that a running request had to give up its place.", |m| m.preemptions),
+    ("prefix_store_hits_total", "Prompts whose beginning came back from main memory or disk.", |m| m.stored.hits),
+    ("prefix_store_tokens_total", "Prompt tokens that came back from there.", |m| m.stored.tokens),
 ];
 
-const GAUGES: [Number; 8] = [
+const GAUGES: [Number; 12] = [
     ("requests_running", "Requests that are running now.", |m| m.running as u64),
     ("requests_waiting", "Requests that wait now.", |m| m.waiting as u64),
     ("kv_cache_pages_used", "Pages of the KV cache that hold something.", |m| m.pages_used as u64),
@@ -229,6 +231,10 @@ const GAUGES: [Number; 8] = [
         m.states.checkpoints as u64
     }),
     ("recurrent_states_free", "Recurrent states that there is room for yet.", |m| m.states.free as u64),
+    ("prefix_store_ram_texts", "Finished texts that main memory holds.", |m| m.stored.ram_texts as u64),
+    ("prefix_store_ram_bytes", "Bytes of main memory that they take.", |m| m.stored.ram_bytes),
+    ("prefix_store_disk_texts", "Finished texts that the disk holds.", |m| m.stored.disk_texts as u64),
+    ("prefix_store_disk_bytes", "Bytes of the disk that they take.", |m| m.stored.disk_bytes),
 ];
 
 fn render_schedulers(lines: &mut Lines, models: &[ModelMetrics]) {
