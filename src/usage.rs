@@ -407,7 +407,7 @@ mod tests {
             ("serve -a name -to 5", "serve --alias name --timeout 5"),
             ("serve --models-dir a --sleep-idle-seconds 60", "serve --models-dir a --keep-alive 60"),
             ("serve --models-autoload", "serve | --models-autoload"),
-            ("launch codex -hf a/b -- -ngl 0", "launch codex --model hf:a/b -- -ngl 0"),
+            ("launch codex -hf a/b -- -ngl 0", "launch --model hf:a/b codex -- -ngl 0"),
             ("run -ub 64 -b 2048 x", "run --ubatch-size 64 x | -b"),
             ("chat -sys Hi", "chat --system Hi"),
             ("run -cnv x", "run --chat x"),

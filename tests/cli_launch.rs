@@ -36,7 +36,7 @@ fn output(tools: &Path, args: &[&str]) -> Output {
     launch(tools, args).output().unwrap()
 }
 
-/// A server that answers `/v1/models` and `/props` with these; its address, and the first lines and keys of what it is asked.
+/// A server that answers `/v1/models` and `/props` with these; its address.
 fn server(models: Value, props: Value) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -78,7 +78,7 @@ fn a_tool_learns_the_server_by_its_variables() {
     assert_eq!((run.status.code(), stderr(&run)), (Some(7), String::new()));
     let env = std::fs::read_to_string(tools.path().join("env")).unwrap();
     for line in [
-        &format!("ANTHROPIC_BASE_URL={url}"),
+        format!("ANTHROPIC_BASE_URL={url}").as_str(),
         "ANTHROPIC_AUTH_TOKEN=secret",
         "ANTHROPIC_API_KEY=",
         "ANTHROPIC_MODEL=small",
@@ -104,7 +104,7 @@ fn a_tool_learns_the_server_by_its_arguments() {
     let args = std::fs::read_to_string(tools.path().join("args")).unwrap();
     for line in [
         "model_provider=\"metal-attention\"",
-        &format!("model_providers.metal-attention.base_url=\"{url}/v1\""),
+        format!("model_providers.metal-attention.base_url=\"{url}/v1\"").as_str(),
         "model_providers.metal-attention.wire_api=\"responses\"",
         "model_context_window=32768",
     ] {
@@ -203,7 +203,7 @@ fn a_server_is_started_and_ends_with_the_tool() {
 
 #[test]
 fn a_server_ends_where_the_launch_is_killed() {
-    let tools = tool("claude", "echo \"$ANTHROPIC_BASE_URL\"; trap 'exit 5' TERM; sleep 60 >/dev/null & wait");
+    let tools = tool("claude", "trap 'exit 5' TERM; echo \"$ANTHROPIC_BASE_URL\"; sleep 60 >/dev/null & wait");
     let model = model(tools.path());
     for (signal, code) in [("-TERM", Some(5)), ("-KILL", None)] {
         let mut child = launch(tools.path(), &["claude", &model]).stdout(Stdio::piped()).spawn().unwrap();

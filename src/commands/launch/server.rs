@@ -351,7 +351,12 @@ struct Client<'a> {
 impl Client<'_> {
     /// The answer of `path`, within `limit`.
     fn get<T: DeserializeOwned>(&self, path: &str, query: Option<(&str, &str)>, limit: Duration) -> Result<T, Unfit> {
-        let mut request = agent(limit).get(format!("{}{path}", self.url));
+        let address = format!("{}{path}", self.url);
+        let uri = address.parse::<ureq::http::Uri>();
+        if !uri.is_ok_and(|uri| uri.host().is_some() && matches!(uri.scheme_str(), Some("http" | "https"))) {
+            return Err(Unfit::Address);
+        }
+        let mut request = agent(limit).get(address);
         if let Some((name, value)) = query {
             request = request.query(name, value);
         }

@@ -29,8 +29,11 @@ pub struct Generation {
     pub stop: Vec<String>,
     /// Tokens that end a text.
     pub stop_ids: Vec<u32>,
-    /// Most tokens to generate; `None`: up to the text's end, or the context's.
+    /// Most tokens to generate; `usize::MAX`: up to the text's end, or the context's. `None`: as the model's defaults say, else
+    /// as `default_max_tokens`.
     pub max_tokens: Option<usize>,
+    /// Most tokens where neither the request nor the model's defaults say; `None`: up to the text's end, or the context's.
+    pub default_max_tokens: Option<usize>,
     /// A text does not end before it has this many tokens.
     pub min_tokens: usize,
     /// No token that ends the text is chosen.
@@ -58,6 +61,7 @@ impl Default for Generation {
             stop: Vec::new(),
             stop_ids: Vec::new(),
             max_tokens: None,
+            default_max_tokens: None,
             min_tokens: 0,
             ignore_eos: false,
             line_end_after: None,
@@ -90,7 +94,7 @@ impl Generation {
             client,
             prompt: Arc::clone(prompt),
             sampling,
-            max_tokens: self.max_tokens.or(model.defaults().max_tokens),
+            max_tokens: self.max_tokens.or(model.defaults().max_tokens).or(self.default_max_tokens),
             stop: Arc::clone(stop),
             stop_ids: self.stop_ids(n_vocab)?,
             ignore_eos: self.ignore_eos,

@@ -17,7 +17,7 @@ pub fn settings(sampling: &SamplerOptions, generation: &Generation) -> Map<Strin
             (name.to_owned(), number(option, sampling))
         })
         .collect();
-    let max_tokens = json!(generation.max_tokens.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX)));
+    let max_tokens = json!(generation.max_tokens.map_or(-1, |n| i64::try_from(n).unwrap_or(-1)));
     let samplers: Vec<_> = sampling.order.iter().map(|sampler| sampler.name()).collect();
     for (name, value) in [
         ("seed", sampling.seed.map_or(json!(RANDOM_SEED), |seed| json!(seed))),

@@ -45,7 +45,8 @@ struct TextProgress {
 
 impl Slot {
     fn new(id: usize, n_ctx: usize, text: Option<&RunningText>) -> Self {
-        let remaining = |text: &RunningText| Some(text.max_tokens?.saturating_sub(text.n_generated));
+        let remaining =
+            |text: &RunningText| Some(text.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(text.n_generated));
         let n_remain = text.and_then(remaining).map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
         let count = |n: fn(&RunningText) -> usize| text.map_or(0, n);
         Self {

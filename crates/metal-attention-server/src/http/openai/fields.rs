@@ -100,7 +100,8 @@ impl GenerationFields {
             logit_bias: self.logit_bias.clone(),
             stop: self.stop.clone().map(Stop::into_strings).unwrap_or_default(),
             stop_ids: self.stop_token_ids.clone().unwrap_or_default(),
-            max_tokens: self.max_tokens(default_max_tokens),
+            max_tokens: self.max_tokens(),
+            default_max_tokens,
             min_tokens: self.min_tokens.or(self.min_new_tokens).unwrap_or(0) as usize,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             line_end_after: None,
@@ -112,7 +113,7 @@ impl GenerationFields {
         })
     }
 
-    fn max_tokens(&self, default: Option<usize>) -> Option<usize> {
+    fn max_tokens(&self) -> Option<usize> {
         let given = [
             self.max_completion_tokens,
             self.max_tokens,
@@ -121,10 +122,8 @@ impl GenerationFields {
             self.max_new_tokens,
             self.max_output_tokens,
         ];
-        match given.into_iter().flatten().next() {
-            Some(n) => usize::try_from(n).ok(),
-            None => default,
-        }
+        // Below 0 there is no limit.
+        given.into_iter().flatten().next().map(|n| usize::try_from(n).unwrap_or(usize::MAX))
     }
 
     /// How many of the likeliest tokens llama.cpp's `n_probs` asks for.
