@@ -66,9 +66,11 @@ fn commands_give_the_same_numbers_on_both_devices() {
     if !has_gpu() {
         return;
     }
+    let dir = tempfile::TempDir::new().unwrap();
+    let held_out = common::held_out(dir.path());
     let perplexity = |device| {
-        let text = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/tales-heldout.txt");
-        let args = ["perplexity", "-f", text, "-c", "64", "--chunks", "2", "--json", "--cache-type", "f32", "--device"];
+        let args =
+            ["perplexity", "-f", &held_out, "-c", "64", "--chunks", "2", "--json", "--cache-type", "f32", "--device"];
         let json: serde_json::Value = serde_json::from_str(&stdout(run(&[&args[..], &[device]].concat()))).unwrap();
         json["perplexity"].as_f64().unwrap()
     };

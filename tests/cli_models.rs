@@ -6,7 +6,7 @@ mod vocabularies;
 
 use std::path::{Path, PathBuf};
 
-use common::{run, stderr, stdout};
+use common::{held_out, reference_file, run, stderr, stdout};
 use metal_attention::gguf::{GgufWriter, Metadata, TensorDecl, TensorType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -14,7 +14,6 @@ use vocabularies::tokenizer_data;
 
 const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-15m-q4_0.gguf");
 const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
-const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/tales-heldout.txt");
 
 /// Runs the program; arguments are separated by spaces, `@` stands for the folder.
 fn run_in(dir: &TempDir, args: &str) -> std::process::Output {
@@ -268,8 +267,10 @@ fn the_input_is_never_overwritten() {
 fn perplexity_is_that_of_llama_cpp() {
     // llama.cpp's running estimates after 1 to 4 chunks of 512.
     let want = [20.3699, 18.0332, 19.7102, 20.7080];
+    let dir = TempDir::new().unwrap();
+    let held_out = held_out(dir.path());
     for mode in [&[][..], &["--exact", "--cache-type", "f32"][..]] {
-        let args = ["perplexity", "-m", TALES, "-f", HELD_OUT, "-c", "512", "--chunks", "4", "--json"];
+        let args = ["perplexity", "-m", TALES, "-f", &held_out, "-c", "512", "--chunks", "4", "--json"];
         let result: Value = serde_json::from_str(&stdout(run(&[&args[..], mode].concat()))).unwrap();
         assert_eq!((&result["tokens"], &result["n_ctx"]), (&json!(4 * 255), &json!(512)));
         for (i, want) in want.into_iter().enumerate() {
@@ -284,7 +285,7 @@ fn perplexity_is_that_of_llama_cpp() {
 
 #[test]
 fn perplexity_runs_in_lines_and_refuses_short_texts() {
-    let text = std::fs::read_to_string(HELD_OUT).unwrap();
+    let text = String::from_utf8(reference_file("tales-heldout.txt")).unwrap();
     let text = &text[..4000];
     let lines = stdout(run(&["perplexity", "-p", text, "-c", "64", "--chunks", "2"]));
     let lines: Vec<_> = lines.lines().collect();

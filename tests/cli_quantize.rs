@@ -6,13 +6,12 @@ mod common;
 
 use std::path::Path;
 
-use common::{run, stderr, stdout};
+use common::{reference_file, run, stderr, stdout};
 use metal_attention::gguf::{GgufFile, GgufWriter, Imatrix, Metadata, TensorDecl, TensorType};
 use serde_json::Value;
 use tempfile::TempDir;
 
 const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
-const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/reference/tales-heldout.txt");
 const THEIRS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/imatrix/stories260K");
 
 /// Runs the program; arguments are separated by spaces, `@` stands for the folder.
@@ -23,7 +22,7 @@ fn run_in(dir: &TempDir, args: &str) -> std::process::Output {
 
 /// The first `n` bytes of the held-out text, as `text` in the folder.
 fn text(dir: &TempDir, n: usize) {
-    let text = std::fs::read(HELD_OUT).unwrap();
+    let text = reference_file("tales-heldout.txt");
     std::fs::write(dir.path().join("text"), &text[..n]).unwrap();
 }
 

@@ -160,7 +160,7 @@ fn tales_continuations() {
 fn quantised_types() {
     let Some(gpu) = gpu() else { return };
     check_quantised_types(&gpu, "quants.json", quants(), 3);
-    check_quantised_types(&gpu, "small-quants.json.xz", small_quants(), 9);
+    check_quantised_types(&gpu, "small-quants.json", small_quants(), 9);
 }
 
 /// Holds the models in `files` to their logits in `reference`, which has those of others, too.

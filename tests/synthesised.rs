@@ -46,7 +46,7 @@ enum Kind {
 }
 
 fn references() -> References {
-    serde_json::from_slice(&reference_data("synthesised.json.xz")).unwrap()
+    serde_json::from_slice(&reference_data("synthesised.json")).unwrap()
 }
 
 fn model(file: &Path) -> Model {

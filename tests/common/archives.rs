@@ -13,26 +13,26 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 /// The models of `quants.json` in three quantised types, as `Q4_K.gguf`.
 pub fn quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| archive("quants.tar.xz"))
+    FILES.get_or_init(|| archive("quants.tar"))
 }
 
-/// The models of `small-quants.json.xz`, of other types, which are smaller: one layer, feed-forwards of 256 where blocks are of 32,
+/// The models of `small-quants.json`, of other types, which are smaller: one layer, feed-forwards of 256 where blocks are of 32,
 /// and embeddings that differ only for the tokens that the logits are of.
 pub fn small_quants() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| archive("small-quants.tar.xz"))
+    FILES.get_or_init(|| archive("small-quants.tar"))
 }
 
 /// The models of `architectures.json`, as `qwen3.gguf`: Llama and Qwen, and the ways to scale RoPE.
 pub fn architectures() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| archive("architectures.tar.xz"))
+    FILES.get_or_init(|| archive("architectures.tar"))
 }
 
-/// The models of `more-architectures.json.xz`, as `gemma3.gguf`.
+/// The models of `more-architectures.json`, as `gemma3.gguf`.
 pub fn more_architectures() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
-    FILES.get_or_init(|| archive("more-architectures.tar.xz"))
+    FILES.get_or_init(|| archive("more-architectures.tar"))
 }
 
 fn reference() -> PathBuf {
@@ -44,14 +44,9 @@ fn archive(name: &str) -> Files {
     members(&reference_data(name))
 }
 
-/// A file of reference data, unpacked where its name says that it is packed, as that of `more-architectures.json.xz` does.
-/// Those that are plain stay so: programs outside of this repository read them, too.
+/// A file of reference data, which lies packed as `NAME.xz`.
 pub fn reference_data(name: &str) -> Vec<u8> {
-    let path = reference().join(name);
-    let data = std::fs::read(&path).expect("reference data");
-    if path.extension().is_none_or(|of| of != "xz") {
-        return data;
-    }
+    let data = std::fs::read(reference().join(format!("{name}.xz"))).expect("reference data");
     let mut unpacked = Vec::new();
     lzma_rs::xz_decompress(&mut data.as_slice(), &mut unpacked).expect("a sound archive");
     unpacked

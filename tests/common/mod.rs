@@ -1,5 +1,6 @@
 //! What the tests of the command line share.
 
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -40,11 +41,27 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+/// A file of the repository's reference data, which lies packed.
+#[allow(dead_code)] // not every file of tests has a reference
+pub fn reference_file(name: &str) -> Vec<u8> {
+    let packed = std::fs::read(format!("{}/tests/data/reference/{name}.xz", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let mut data = Vec::new();
+    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut data).unwrap();
+    data
+}
+
 /// Reference data of the repository.
 #[allow(dead_code)] // not every file of tests has a reference
 pub fn reference(name: &str) -> Value {
-    let path = format!("{}/tests/data/reference/{name}.json", env!("CARGO_MANIFEST_DIR"));
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    serde_json::from_slice(&reference_file(&format!("{name}.json"))).unwrap()
+}
+
+/// The held-out text, as a file of `folder`.
+#[allow(dead_code)] // not every file of tests has a text
+pub fn held_out(folder: &Path) -> String {
+    let file = folder.join("tales-heldout.txt");
+    std::fs::write(&file, reference_file("tales-heldout.txt")).unwrap();
+    file.to_str().unwrap().to_owned()
 }
 
 /// A list of ids in reference data.

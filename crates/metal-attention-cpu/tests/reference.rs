@@ -127,7 +127,7 @@ fn tales_continuations() {
 #[test]
 fn quantised_types() {
     check_quantised_types("quants.json", quants(), 3);
-    check_quantised_types("small-quants.json.xz", small_quants(), 9);
+    check_quantised_types("small-quants.json", small_quants(), 9);
 }
 
 /// Holds the models in `files` to their logits in `reference`, which has those of others, too.

@@ -30,7 +30,7 @@ struct Case {
 }
 
 fn reference() -> Reference {
-    serde_json::from_slice(&reference_data("more-architectures.json.xz")).unwrap()
+    serde_json::from_slice(&reference_data("more-architectures.json")).unwrap()
 }
 
 fn model(name: &str) -> Model {
