@@ -10,7 +10,7 @@ use super::connections::Connections;
 use super::metrics::HttpMetrics;
 use super::models::{Entry, ModelLease, Models, ModelsOptions};
 use super::work::Work;
-use super::{ApiError, HttpOptions, in_time};
+use super::{ApiError, HttpOptions, apart, in_time};
 
 /// What all requests share; clones are the same.
 #[derive(Clone)]
@@ -64,7 +64,31 @@ impl App {
             shutting_down: AtomicBool::new(false),
         }))
     }
+
+    /// The model for a request that calls it `name`: waits until it is loaded. The only model answers by any name.
+    pub async fn lease(&self, name: Option<&str>) -> Result<ModelLease, ApiError> {
+        self.lease_found(name, Models::meant).await
+    }
+
+    /// The model that `look_up` finds for a request that calls it `name`: waits until it is loaded.
+    pub async fn lease_found(&self, name: Option<&str>, look_up: LookUp) -> Result<ModelLease, ApiError> {
+        self.check_open()?;
+        let lease = async {
+            let entry = if self.models.has_store() {
+                // It may look through folders.
+                let name = name.map(str::to_owned);
+                apart(self, move |app| look_up(&app.models, name.as_deref())).await?
+            } else {
+                look_up(&self.models, name)?
+            };
+            self.models.lease(&entry, name).await
+        };
+        in_time(self, lease).await
+    }
 }
+
+/// Finds the model of a request by the name that it has for it.
+pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<Entry>, ApiError>;
 
 impl Parts {
     /// From now on `/ready` says that the server ends.
@@ -101,18 +125,6 @@ impl Parts {
             Some(_) => Err(ApiError::engine_failed()),
             None => Ok(()),
         }
-    }
-
-    /// The model for a request that calls it `name`: waits until it is loaded.
-    pub async fn lease(&self, name: Option<&str>) -> Result<ModelLease, ApiError> {
-        self.check_open()?;
-        in_time(self, self.models.lease(name)).await
-    }
-
-    /// The model of `entry` for a request that calls it `asked`: waits until it is loaded.
-    pub async fn lease_entry(&self, entry: &Arc<Entry>, asked: &str) -> Result<ModelLease, ApiError> {
-        self.check_open()?;
-        in_time(self, self.models.lease_entry(entry, Some(asked))).await
     }
 
     /// Refuses a request that changes models where clients may not.

@@ -14,6 +14,7 @@ mod ranking;
 mod replicas;
 mod responses;
 mod several;
+mod stored;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;
 mod turns;

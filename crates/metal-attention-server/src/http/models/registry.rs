@@ -109,6 +109,11 @@ impl Models {
         self.entries()
     }
 
+    /// Whether models come and go while the server runs: finding one then looks through folders.
+    pub fn has_store(&self) -> bool {
+        self.store.is_some()
+    }
+
     /// Whether there may be more than one model.
     pub fn are_several(&self) -> bool {
         !self.is_one || self.entries().len() > 1
@@ -172,9 +177,7 @@ impl Models {
             exact.or_else(plain).or_else(alias).cloned()
         };
         // Files may have come, changed or gone.
-        if self.store.is_some() {
-            self.look_through_store();
-        }
+        self.look_through_store();
         known(&self.entries()).ok_or_else(|| self.unknown(name))
     }
 
@@ -191,8 +194,8 @@ impl Models {
     }
 
     /// The model that a request means. The only one answers by any name; without a name it is the first one that the
-    /// server was started with.
-    fn meant(&self, name: Option<&str>) -> Result<Arc<Entry>, ApiError> {
+    /// server was started with. It may look through folders.
+    pub fn meant(&self, name: Option<&str>) -> Result<Arc<Entry>, ApiError> {
         let name = name.filter(|name| !name.is_empty());
         let entries = self.entries();
         let first = || entries.iter().find(|entry| entry.origin == Origin::Configured).or(entries.first()).cloned();
@@ -205,18 +208,8 @@ impl Models {
         }
     }
 
-    /// The model for a request that calls it `name`: waits until it is loaded. The only model answers by any name.
-    pub async fn lease(self: &Arc<Self>, name: Option<&str>) -> Result<ModelLease, ApiError> {
-        let entry = self.meant(name)?;
-        self.lease_entry(&entry, name).await
-    }
-
     /// The model of `entry` for a request that calls it `asked`: waits until it is loaded.
-    pub async fn lease_entry(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        asked: Option<&str>,
-    ) -> Result<ModelLease, ApiError> {
+    pub async fn lease(self: &Arc<Self>, entry: &Arc<Entry>, asked: Option<&str>) -> Result<ModelLease, ApiError> {
         let held = self.residency.hold(&entry.unit).await?;
         Ok(ModelLease::new(Arc::clone(self), Arc::clone(entry), held, asked))
     }

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::stream::rfc3339;
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::models::{Capabilities, Entry, KeepAlive, ModelCard, ModelDefaults, ModelLease};
+use crate::http::models::{Capabilities, Entry, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models};
 use crate::http::notes::Notes;
 use crate::http::{ApiError, App, apart};
 
@@ -28,7 +28,11 @@ pub fn required(name: Option<String>) -> Result<String, ApiError> {
 /// The model that is called `name`, with or without `:latest`.
 pub async fn find(app: &App, name: &str) -> Result<Arc<Entry>, ApiError> {
     let name = name.to_owned();
-    apart(app, move |app| app.models.find(&name).map_err(|error| not_found(&name, error))).await
+    apart(app, move |app| look_up(&app.models, &name)).await
+}
+
+fn look_up(models: &Models, name: &str) -> Result<Arc<Entry>, ApiError> {
+    models.find(name).map_err(|error| not_found(name, error))
 }
 
 /// Clients of ollama look for the words "not found".
@@ -47,8 +51,7 @@ pub async fn lease(
     keep_alive: Option<KeepAlive>,
     notes: &mut Notes,
 ) -> Result<ModelLease, ApiError> {
-    let entry = find(app, name).await?;
-    let model = app.lease_entry(&entry, name).await?;
+    let model = app.lease_found(Some(name), |models, name| look_up(models, name.unwrap_or_default())).await?;
     match keep_alive {
         Some(keep_alive) if app.may_manage => model.set_keep_alive(keep_alive),
         Some(_) => notes.ignored("keep_alive"),

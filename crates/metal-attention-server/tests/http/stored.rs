@@ -1,0 +1,119 @@
+//! Models of a store, which come, change and go while the server runs.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metal_attention_server::http::{
+    HttpOptions, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelSource, ModelStore, ModelsOptions, PullProgress,
+    SourceError, StoredModel,
+};
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Server, load};
+use crate::{PROMPT, STORY};
+
+/// What a store has and what happened to it.
+#[derive(Default)]
+struct Folder {
+    /// The versions of the models by name.
+    versions: Mutex<BTreeMap<String, u64>>,
+    /// The loads, as `name@version`.
+    loads: Mutex<Vec<String>>,
+    /// Held by a test, looking through the store waits.
+    gate: Mutex<()>,
+    is_looked_through: AtomicBool,
+}
+
+impl Folder {
+    fn loads(&self) -> Vec<String> {
+        self.loads.lock().unwrap().clone()
+    }
+}
+
+struct Store(Arc<Folder>);
+
+impl ModelStore for Store {
+    fn models(&self) -> Vec<StoredModel> {
+        self.0.is_looked_through.store(true, Ordering::SeqCst);
+        let _gate = self.0.gate.lock();
+        let model = |(name, version): (&String, &u64)| {
+            let source = Source { name: name.clone(), version: *version, folder: Arc::clone(&self.0) };
+            StoredModel { names: vec![name.clone()], version: *version, open: Box::new(|| Box::new(source)) }
+        };
+        self.0.versions.lock().unwrap().iter().map(model).collect()
+    }
+
+    /// The model's next version.
+    fn pull(&self, name: &str, _: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), SourceError> {
+        *self.0.versions.lock().unwrap().entry(name.to_owned()).or_default() += 1;
+        Ok(())
+    }
+}
+
+/// The built-in model as a version of a stored one.
+struct Source {
+    name: String,
+    version: u64,
+    folder: Arc<Folder>,
+}
+
+impl ModelSource for Source {
+    fn card(&self) -> Result<ModelCard, SourceError> {
+        Ok(ModelCard::of(metal_attention::Model::built_in()?.gguf()))
+    }
+
+    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+        Ok(vec![MemoryNeed { device: "cpu".into(), bytes: 100, capacity: Some(1000) }])
+    }
+
+    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+        self.folder.loads.lock().unwrap().push(format!("{}@{}", self.name, self.version));
+        Ok(load(4, 64)?)
+    }
+
+    fn delete(&self) -> Result<(), SourceError> {
+        self.folder.versions.lock().unwrap().remove(&self.name);
+        Ok(())
+    }
+}
+
+/// A server with the models of a store, which has the model `a`.
+fn serve() -> (Server, Arc<Folder>) {
+    let folder = Arc::<Folder>::default();
+    folder.versions.lock().unwrap().insert("a".into(), 1);
+    let store = Some(Box::new(Store(Arc::clone(&folder))) as Box<dyn ModelStore>);
+    let server = Server::with_models(HttpOptions::default(), ModelsOptions { store, ..Default::default() });
+    server.wait_until_ready();
+    (server, folder)
+}
+
+fn completion(model: &str) -> Value {
+    json!({"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": 8})
+}
+
+/// Waits until `done`, for ten seconds at most.
+#[track_caller]
+fn wait_until(done: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("it takes longer than ten seconds");
+}
+
+#[test]
+fn looking_through_a_store_holds_up_no_other_request() {
+    let (server, folder) = serve();
+    let gate = folder.gate.lock().unwrap();
+    let body = completion("a").to_string();
+    let waiting = server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
+    wait_until(|| folder.is_looked_through.load(Ordering::SeqCst));
+    assert_eq!(server.get("/health").status, 200);
+    drop(gate);
+    let answer = Answer::read(waiting);
+    assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
+}
