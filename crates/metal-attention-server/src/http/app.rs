@@ -74,18 +74,29 @@ impl App {
     pub async fn lease_found(&self, name: Option<&str>, look_up: LookUp) -> Result<ModelLease, ApiError> {
         self.check_open()?;
         let lease = async {
-            let entry = if self.models.has_store() {
-                // It may look through folders.
-                let name = name.map(str::to_owned);
-                apart(self, move |app| look_up(&app.models, name.as_deref())).await?
-            } else {
-                look_up(&self.models, name)?
-            };
-            self.models.lease(&entry, name).await
+            for _ in 0..LOOK_UPS {
+                let entry = self.look_up(name, look_up).await?;
+                if let Some(lease) = self.models.lease(&entry, name).await? {
+                    return Ok(lease);
+                }
+            }
+            Err(self.models.unknown(name.unwrap_or_default()))
         };
         in_time(self, lease).await
     }
+
+    async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<Entry>, ApiError> {
+        if !self.models.has_store() {
+            return look_up(&self.models, name);
+        }
+        // It may look through folders.
+        let name = name.map(str::to_owned);
+        apart(self, move |app| look_up(&app.models, name.as_deref())).await
+    }
 }
+
+/// How often a model is looked up for a request: one that is removed before it is loaded may have been replaced.
+const LOOK_UPS: usize = 2;
 
 /// Finds the model of a request by the name that it has for it.
 pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<Entry>, ApiError>;

@@ -1,6 +1,7 @@
 //! Models of a store, which come, change and go while the server runs.
 
 use std::collections::BTreeMap;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use metal_attention_server::http::{
 };
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Server, load};
+use crate::client::{Answer, Lines, Server, load};
 use crate::{PROMPT, STORY};
 
 /// What a store has and what happened to it.
@@ -116,4 +117,54 @@ fn looking_through_a_store_holds_up_no_other_request() {
     drop(gate);
     let answer = Answer::read(waiting);
     assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
+}
+
+/// A server whose model `a` takes no more requests, as long as the answer whose events these are goes on.
+fn serve_retiring() -> (Server, Arc<Folder>, Lines) {
+    let (server, folder) = serve();
+    let long = json!({"model": "a", "prompt": PROMPT, "temperature": 0, "max_tokens": 480, "ignore_eos": true,
+        "n": 16, "stream": true});
+    let mut events = server.stream("/v1/completions", &long);
+    events.next().unwrap();
+    let unloaded = server.post("/api/generate", &json!({"model": "a", "keep_alive": 0}));
+    assert_eq!(unloaded.status, 200);
+    (server, folder, events)
+}
+
+/// A request for `a` that waits until it is loaded again.
+fn wait_for_model(server: &Server) -> TcpStream {
+    let body = completion("a").to_string();
+    let waiting = server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
+    std::thread::sleep(Duration::from_millis(20));
+    waiting
+}
+
+#[test]
+fn a_request_that_waits_gets_the_new_version_of_a_model() {
+    let (server, folder, events) = serve_retiring();
+    let waiting = wait_for_model(&server);
+    assert_eq!(server.post("/api/pull", &json!({"model": "a", "stream": false})).status, 200);
+    let answer = Answer::read(waiting);
+    assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
+    assert_eq!(folder.loads(), ["a@1", "a@2"]);
+    drop(events);
+    wait_until(|| server.metric("models_loaded") == 1.0);
+}
+
+#[test]
+fn a_request_that_waits_for_a_model_that_is_deleted_hears_so() {
+    let (server, folder, events) = serve_retiring();
+    let waiting = wait_for_model(&server);
+    let deleted = server.send(
+        "DELETE",
+        "/api/delete",
+        &["Content-Type: application/json"],
+        json!({"model": "a"}).to_string().as_bytes(),
+    );
+    assert_eq!(deleted.status, 200);
+    let answer = Answer::read(waiting);
+    assert_eq!(answer.error(), (404, json!("model"), json!("model_not_found")));
+    drop(events);
+    assert_eq!(folder.loads(), ["a@1"]);
+    wait_until(|| server.metric("models_loaded") == 0.0);
 }

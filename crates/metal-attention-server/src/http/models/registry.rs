@@ -181,7 +181,8 @@ impl Models {
         known(&self.entries()).ok_or_else(|| self.unknown(name))
     }
 
-    fn unknown(&self, name: &str) -> ApiError {
+    /// There is no model that is called `name`.
+    pub fn unknown(&self, name: &str) -> ApiError {
         const MOST: usize = 20;
         let entries = self.entries();
         let mut known: Vec<_> = entries.iter().take(MOST).map(|entry| format!("{:?}", entry.main_name())).collect();
@@ -208,10 +209,14 @@ impl Models {
         }
     }
 
-    /// The model of `entry` for a request that calls it `asked`: waits until it is loaded.
-    pub async fn lease(self: &Arc<Self>, entry: &Arc<Entry>, asked: Option<&str>) -> Result<ModelLease, ApiError> {
+    /// The model of `entry` for a request that calls it `asked`: waits until it is loaded. `None`: it is removed.
+    pub async fn lease(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        asked: Option<&str>,
+    ) -> Result<Option<ModelLease>, ApiError> {
         let held = self.residency.hold(&entry.unit).await?;
-        Ok(ModelLease::new(Arc::clone(self), Arc::clone(entry), held, asked))
+        Ok(held.map(|held| ModelLease::new(Arc::clone(self), Arc::clone(entry), held, asked)))
     }
 
     /// The model stays loaded for this long after each request from now on. Of a model that is loaded and not in use, no time

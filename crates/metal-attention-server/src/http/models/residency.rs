@@ -4,9 +4,13 @@
 //! the models on its devices those go that were used least recently, idle ones first. A model that is to go takes no
 //! more requests, and goes when its answers are complete; requests that come meanwhile wait until it is loaded again.
 //! All requests that waited for a model get it when it is loaded, before it can be made to go: none waits for ever.
+//!
+//! A model that is removed goes like that, and its slot with it. Requests that wait for it meanwhile are told, and may find
+//! another one by its name.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -101,8 +105,18 @@ enum Phase {
     Unloading,
 }
 
-/// A request that waits for a model.
+/// A request that waits for a model. Where the model is removed it is dropped.
 type Waiter = oneshot::Sender<Result<Held, ApiError>>;
+
+/// What a request for a model comes to.
+enum Hold {
+    /// The model is loaded.
+    Held(Held),
+    /// It is to be loaded.
+    Wait(oneshot::Receiver<Result<Held, ApiError>>),
+    /// There is no such model any more.
+    Removed,
+}
 
 /// What is known of a unit.
 struct Slot {
@@ -111,6 +125,8 @@ struct Slot {
     waiters: Vec<Waiter>,
     /// The memory that is set aside for it.
     memory: Vec<MemoryNeed>,
+    /// No entry has it any more: the slot goes when it is unloaded.
+    is_removed: bool,
 }
 
 impl Slot {
@@ -147,6 +163,8 @@ pub enum StartFailure {
 /// Loads and unloads models.
 pub struct Residency {
     slots: Mutex<BTreeMap<u64, Slot>>,
+    /// The id of the next unit: none is used twice, as requests may still have a unit that was removed.
+    next_id: AtomicU64,
     /// Something changed: a model was loaded, went, or is not used any more.
     changed: Notify,
     /// One load at a time makes room.
@@ -159,8 +177,9 @@ pub struct Residency {
 impl Residency {
     /// Models that take at most `memory` bytes of each device. Called within a runtime, which loads and unloads them.
     pub fn new(memory: Option<u64>) -> Arc<Self> {
-        let (slots, changed, turn) = (Mutex::default(), Notify::new(), tokio::sync::Mutex::new(()));
-        Arc::new(Self { slots, changed, turn, memory, runtime: Handle::current() })
+        let (changed, turn) = (Notify::new(), tokio::sync::Mutex::new(()));
+        let (slots, next_id) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(Self { slots, next_id, changed, turn, memory, runtime: Handle::current() })
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<u64, Slot>> {
@@ -169,37 +188,35 @@ impl Residency {
 
     /// A model that can be loaded from now on.
     pub fn add(&self, name: &str, source: Box<dyn ModelSource>, resident: bool, keep_alive: KeepAlive) -> Arc<Unit> {
-        let mut slots = self.slots();
-        let id = slots.last_key_value().map_or(0, |(id, _)| id + 1);
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let unit = Arc::new(Unit { id, name: name.to_owned(), source, resident, keep_alive });
         let phase = if resident { Phase::Starting(Arc::default()) } else { Phase::Unloaded };
-        slots.insert(id, Slot { unit: Arc::clone(&unit), phase, waiters: Vec::new(), memory: Vec::new() });
+        let (waiters, memory) = (Vec::new(), Vec::new());
+        self.slots().insert(id, Slot { unit: Arc::clone(&unit), phase, waiters, memory, is_removed: false });
         unit
     }
 
-    /// The model in use; waits until it is loaded.
-    pub async fn hold(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Held, ApiError> {
-        let receiver = match self.hold_loaded(unit)? {
-            Ok(held) => return Ok(held),
-            Err(receiver) => receiver,
-        };
-        receiver.await.unwrap_or_else(|_| Err(ApiError::shutting_down()))
+    /// The model in use; waits until it is loaded. `None`: it is removed.
+    pub async fn hold(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Option<Held>, ApiError> {
+        match self.hold_loaded(unit)? {
+            Hold::Held(held) => Ok(Some(held)),
+            Hold::Wait(receiver) => receiver.await.ok().transpose(),
+            Hold::Removed => Ok(None),
+        }
     }
 
     /// The model in use where it is loaded, else a wait for it.
-    fn hold_loaded(
-        self: &Arc<Self>,
-        unit: &Arc<Unit>,
-    ) -> Result<Result<Held, oneshot::Receiver<Result<Held, ApiError>>>, ApiError> {
+    fn hold_loaded(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Hold, ApiError> {
         let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return Err(ApiError::shutting_down()) };
+        let Some(slot) = slots.get_mut(&unit.id).filter(|slot| !slot.is_removed) else { return Ok(Hold::Removed) };
         if let Phase::Loaded(running) = &mut slot.phase {
             running.retiring |= running.loaded.scheduler.defect().is_some();
             if !running.retiring {
                 running.n_held += 1;
                 running.last_used = Instant::now();
                 let loaded = Arc::clone(&running.loaded);
-                return Ok(Ok(Held { residency: Arc::clone(self), unit: Arc::clone(unit), loaded, waited: None }));
+                let (residency, unit) = (Arc::clone(self), Arc::clone(unit));
+                return Ok(Hold::Held(Held { residency, unit, loaded, waited: None }));
             }
         }
         let (sender, receiver) = oneshot::channel();
@@ -211,8 +228,10 @@ impl Residency {
             Phase::Loaded(running) if running.n_held == 0 => self.begin_unload(slot),
             Phase::Loaded(_) | Phase::Loading(_) | Phase::Unloading => {}
         }
+        // Those that went away while the model is not loaded would pile up.
+        slot.waiters.retain(|waiter| !waiter.is_closed());
         slot.waiters.push(sender);
-        Ok(Err(receiver))
+        Ok(Hold::Wait(receiver))
     }
 
     /// A request does not use the model any more.
@@ -337,6 +356,9 @@ impl Residency {
                 slot.phase = Phase::Unloaded;
                 slot.memory.clear();
                 let waiters = std::mem::take(&mut slot.waiters);
+                if slot.is_removed {
+                    slots.remove(&unit.id);
+                }
                 drop(slots);
                 for waiter in waiters {
                     let _ = waiter.send(Err(error.clone()));
@@ -369,6 +391,9 @@ impl Residency {
             keep_alive: unit.keep_alive,
             retiring: false,
         });
+        if slot.is_removed {
+            self.retire_slot(slot);
+        }
         drop(slots);
         for waiter in waiters {
             let (residency, unit, loaded) = (Arc::clone(self), Arc::clone(unit), Arc::clone(&loaded));
@@ -448,7 +473,10 @@ impl Residency {
         let Some(slot) = slots.get_mut(&unit.id) else { return };
         slot.phase = Phase::Unloaded;
         slot.memory.clear();
-        if !slot.waiters.is_empty() {
+        slot.waiters.retain(|waiter| !waiter.is_closed());
+        if slot.is_removed {
+            slots.remove(&unit.id);
+        } else if !slot.waiters.is_empty() {
             self.begin_load(slot);
         }
         drop(slots);
@@ -483,12 +511,21 @@ impl Residency {
         join_all(loaded.iter().map(|(_, loaded)| loaded.scheduler.shut_down(grace))).await;
     }
 
-    /// Forgets a model that no entry has any more.
+    /// Forgets a model that no entry has any more. It goes when the requests that use it are answered; those that wait until
+    /// it is loaded again are told that it is removed.
     pub fn remove(self: &Arc<Self>, unit: &Unit) {
-        self.retire(unit);
         let mut slots = self.slots();
-        if slots.get(&unit.id).is_some_and(|slot| matches!(slot.phase, Phase::Unloaded)) {
-            slots.remove(&unit.id);
+        let Some(slot) = slots.get_mut(&unit.id) else { return };
+        slot.is_removed = true;
+        match &slot.phase {
+            Phase::Unloaded => drop(slots.remove(&unit.id)),
+            Phase::Loaded(_) => {
+                slot.waiters.clear();
+                self.retire_slot(slot);
+            }
+            Phase::Unloading => slot.waiters.clear(),
+            // Those that wait for this load still get it.
+            Phase::Starting(_) | Phase::Loading(_) => {}
         }
     }
 }
@@ -540,3 +577,7 @@ fn no_room(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
     );
     ApiError::unavailable("no_room_for_model", message)
 }
+
+#[cfg(test)]
+#[path = "residency_tests.rs"]
+mod tests;

@@ -1,0 +1,123 @@
+//! Models that are removed while requests use them, wait for them, or neither.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use metal_attention::scheduler::SchedulerOptions;
+use metal_attention::{Device, EngineOptions, Model};
+
+use super::super::ModelCard;
+use super::*;
+
+/// The built-in model. Its first load begins when something is received.
+struct Source(Mutex<Receiver<()>>);
+
+impl ModelSource for Source {
+    fn card(&self) -> Result<ModelCard, SourceError> {
+        Ok(ModelCard::of(Model::built_in()?.gguf()))
+    }
+
+    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+        Ok(Vec::new())
+    }
+
+    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+        let _ = self.0.lock().unwrap().recv();
+        let model = Model::built_in()?;
+        let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
+        let pass = model.forward_pass(&engine)?;
+        Ok(Loaded::start(model, pass, &SchedulerOptions { n_parallel: 1, ..Default::default() })?)
+    }
+
+    fn delete(&self) -> Result<(), SourceError> {
+        Ok(())
+    }
+}
+
+/// A model that loads when `receiver` gets something, or its sender is dropped.
+fn add_gated(residency: &Residency, receiver: Receiver<()>) -> Arc<Unit> {
+    residency.add("a", Box::new(Source(Mutex::new(receiver))), false, KeepAlive::Forever)
+}
+
+/// A model that loads at once.
+fn add(residency: &Residency) -> Arc<Unit> {
+    add_gated(residency, channel().1)
+}
+
+fn n_waiters(residency: &Residency, unit: &Unit) -> usize {
+    residency.slots()[&unit.id].waiters.len()
+}
+
+/// Waits until `done`, for ten seconds at most.
+async fn wait_until(done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(10), "it takes too long");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn no_id_is_used_twice() {
+    let residency = Residency::new(None);
+    let (a, b) = (add(&residency), add(&residency));
+    residency.remove(&b);
+    let c = add(&residency);
+    assert_eq!((a.id, b.id, c.id), (0, 1, 2));
+    assert_eq!(residency.slots().keys().copied().collect::<Vec<_>>(), [0, 2]);
+    assert!(residency.hold(&b).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_model_in_use_is_removed_when_its_requests_end() {
+    let residency = Residency::new(None);
+    let a = add(&residency);
+    let held = residency.hold(&a).await.unwrap().unwrap();
+    residency.remove(&a);
+    assert!(residency.hold(&a).await.unwrap().is_none());
+    assert_eq!(residency.all_loaded().len(), 1);
+    drop(held);
+    wait_until(|| residency.slots().is_empty()).await;
+}
+
+#[tokio::test]
+async fn requests_that_wait_are_told_that_the_model_is_removed() {
+    let residency = Residency::new(None);
+    let a = add(&residency);
+    let held = residency.hold(&a).await.unwrap().unwrap();
+    residency.retire(&a);
+    let wait = || {
+        let (residency, a) = (Arc::clone(&residency), Arc::clone(&a));
+        tokio::spawn(async move { residency.hold(&a).await.unwrap().is_some() })
+    };
+    let given_up = wait();
+    wait_until(|| n_waiters(&residency, &a) == 1).await;
+    given_up.abort();
+    assert!(given_up.await.is_err());
+    let waiting = wait();
+    // The one that was given up is forgotten.
+    tokio::task::yield_now().await;
+    wait_until(|| n_waiters(&residency, &a) == 1).await;
+    residency.remove(&a);
+    assert!(!waiting.await.unwrap());
+    drop(held);
+    wait_until(|| residency.slots().is_empty()).await;
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_a_load_get_the_model_though_it_is_removed() {
+    let residency = Residency::new(None);
+    let (open, gate) = channel();
+    let a = add_gated(&residency, gate);
+    let waiting = {
+        let (residency, a) = (Arc::clone(&residency), Arc::clone(&a));
+        tokio::spawn(async move { residency.hold(&a).await.unwrap() })
+    };
+    wait_until(|| n_waiters(&residency, &a) == 1).await;
+    residency.remove(&a);
+    assert!(residency.hold(&a).await.unwrap().is_none());
+    open.send(()).unwrap();
+    let held = waiting.await.unwrap();
+    assert!(held.is_some() && residency.slots().len() == 1);
+    drop(held);
+    wait_until(|| residency.slots().is_empty()).await;
+}
