@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use common::{program, run, stderr};
 use serde_json::{Value, json};
@@ -28,11 +28,11 @@ impl Server {
         Self { child, address: address.expect("the server listens") }
     }
 
-    /// The status and the answer of a request; without a body it is a GET.
-    fn send(&self, path: &str, body: Option<&Value>) -> (u16, Value) {
+    /// A request whose answer is yet to be read; without a body it is a GET.
+    fn begin(&self, path: &str, body: Option<&Value>) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let address = &self.address;
-        let end = match body.map(Value::to_string) {
+        let request = match body.map(Value::to_string) {
             None => format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"),
             Some(body) => format!(
                 "POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -40,9 +40,14 @@ impl Server {
                 body.len()
             ),
         };
-        stream.write_all(end.as_bytes()).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    /// The status and the answer of a request; without a body it is a GET.
+    fn send(&self, path: &str, body: Option<&Value>) -> (u16, Value) {
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
+        self.begin(path, body).read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
     }
@@ -128,6 +133,22 @@ fn an_alias_and_a_system_prompt_come_from_the_configuration() {
     assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
     let message = "there is no model \"three\" here, only \"teller\", \"one\", \"two\"";
     assert_eq!(error["error"]["message"], message);
+}
+
+/// Models that are loaded on demand have answers to end, too.
+#[test]
+fn ctrl_c_lets_an_answer_end() {
+    let mut server = Server::start(&["--models-dir", "models", "--grace", "600"]);
+    let body = json!({"model": "tales-15m-q4_0", "prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": true,
+        "stream": true, "stream_options": {"include_usage": true}});
+    let mut stream = server.begin("/v1/completions", Some(&body));
+    // The answer has begun.
+    stream.read_exact(&mut [0; 512]).unwrap();
+    assert!(Command::new("kill").args(["-INT", &server.child.id().to_string()]).status().unwrap().success());
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"completion_tokens\":60") && rest.contains("data: [DONE]"), "{rest}");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -300,6 +300,10 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliError> {
     let asks_for_key = !options.keys.is_empty();
     let models = args.models()?;
+    if !models.models.iter().any(|model| model.resident) {
+        // There is none to load first, whose load Ctrl-C would end together with the process.
+        interrupt::leave();
+    }
     let (requests, address) = listen(&args.host, args.port, "--host and --port").await?;
     let ollama = match args.ollama_port {
         None => None,
