@@ -229,15 +229,19 @@ fn models_go_when_their_time_is_over() {
 
 #[test]
 fn models_that_stay_leave_no_room() {
-    let mut cast = Cast::new(&[("b", 500)]);
+    let mut cast = Cast::new(&[("b", 500), ("c", 300)]);
     cast.add("a", 600, false).resident = true;
-    let (server, _) = cast.serve();
+    let (server, log) = cast.serve();
+    assert_eq!(complete(&server, "c"), (200, STORY.into()));
     let (status, error) = complete(&server, "b");
     assert_eq!(status, 503);
     let expected = "no_room_for_model: the model \"b\" needs 500 bytes of cpu, which has 1000 for models, and those that \
                     stay loaded leave too few";
     assert!(error.starts_with(expected), "{error}");
-    assert_eq!(complete(&server, "a"), (200, STORY.into()));
+    for model in ["a", "c"] {
+        assert_eq!(complete(&server, model), (200, STORY.into()));
+    }
+    assert_eq!(*log.lock().unwrap(), ["+a", "+c"], "nothing went for what has no room");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //! A model that is removed goes like that, and its slot with it. Requests that wait for it meanwhile are told, and may find
 //! another one by its name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -139,13 +139,6 @@ impl Slot {
             Phase::Unloading => true,
             Phase::Loaded(running) => running.retiring,
             Phase::Unloaded | Phase::Starting(_) | Phase::Loading(_) => false,
-        }
-    }
-
-    fn is_on_its_way(&self) -> bool {
-        match &self.phase {
-            Phase::Loading(_) | Phase::Starting(_) => true,
-            Phase::Unloaded | Phase::Loaded(_) | Phase::Unloading => false,
         }
     }
 }
@@ -417,36 +410,41 @@ impl Residency {
         }
     }
 
-    /// Sets the memory aside where there is room; else makes models go, and returns false.
+    /// Sets the memory aside where there is room; else makes models go, and returns false. None goes where an error says that
+    /// there can be no room.
     fn set_aside(self: &Arc<Self>, unit: &Unit, need: &[MemoryNeed]) -> Result<bool, ApiError> {
         let mut slots = self.slots();
-        let mut is_free = true;
+        let (mut is_free, mut to_go) = (true, BTreeSet::new());
         for MemoryNeed { device, bytes, capacity } in need {
             let Some(capacity) = self.memory.into_iter().chain(*capacity).min() else { continue };
             if *bytes > capacity {
                 return Err(too_large(unit, *bytes, device, capacity));
             }
-            let taken: u64 = slots.values().map(|slot| slot.bytes_on(device)).sum();
-            let lacking = (taken + bytes).saturating_sub(capacity);
-            if lacking == 0 {
-                continue;
+            let sum = |counts: &dyn Fn(&Slot) -> bool| -> u64 {
+                slots.values().filter(|slot| counts(slot)).map(|slot| slot.bytes_on(device)).sum()
+            };
+            if sum(&|slot| slot.unit.resident && !slot.is_going()) + bytes > capacity {
+                return Err(no_room(unit, *bytes, device, capacity));
             }
-            is_free = false;
-            let going: u64 = slots.values().filter(|slot| slot.is_going()).map(|slot| slot.bytes_on(device)).sum();
+            let lacking = (sum(&|_| true) + bytes).saturating_sub(capacity);
+            is_free &= lacking == 0;
+            let going = sum(&|slot| slot.is_going() || to_go.contains(&slot.unit.id));
             let mut lacking = lacking.saturating_sub(going);
-            let mut may_go: Vec<_> = slots.values_mut().filter_map(|slot| can_go(slot, device)).collect();
-            may_go.sort_by_key(|(in_use, last_used, _)| (*in_use, *last_used));
-            for (_, _, slot) in may_go {
+            let mut may_go: Vec<_> = slots.values().filter_map(|slot| can_go(slot, device)).collect();
+            may_go.retain(|(_, slot)| !to_go.contains(&slot.unit.id));
+            may_go.sort_by_key(|(usage, _)| *usage);
+            // Where they are too few, those that are being loaded go next.
+            for (_, slot) in may_go {
                 if lacking == 0 {
                     break;
                 }
                 lacking = lacking.saturating_sub(slot.bytes_on(device));
-                self.retire_slot(slot);
+                to_go.insert(slot.unit.id);
             }
-            // What is being loaded may go when it is loaded.
-            if lacking > 0 && going == 0 && !slots.values().any(|slot| slot.unit.id != unit.id && slot.is_on_its_way())
-            {
-                return Err(no_room(unit, *bytes, device, capacity));
+        }
+        for id in to_go {
+            if let Some(slot) = slots.get_mut(&id) {
+                self.retire_slot(slot);
             }
         }
         if is_free && let Some(slot) = slots.get_mut(&unit.id) {
@@ -530,14 +528,13 @@ impl Residency {
     }
 }
 
-/// A model that may go for another on `device`: whether requests use it, and when one did last.
-fn can_go<'s>(slot: &'s mut Slot, device: &str) -> Option<(bool, Instant, &'s mut Slot)> {
+/// A model that may go for another on `device`, after whether requests use it and when one did last.
+fn can_go<'s>(slot: &'s Slot, device: &str) -> Option<((bool, Instant), &'s Slot)> {
     if slot.unit.resident || slot.bytes_on(device) == 0 {
         return None;
     }
     let Phase::Loaded(running) = &slot.phase else { return None };
-    let (in_use, last_used) = (running.n_held > 0, running.last_used);
-    (!running.retiring).then_some((in_use, last_used, slot))
+    (!running.retiring).then_some(((running.n_held > 0, running.last_used), slot))
 }
 
 /// What loading the model takes. It may read the file.
