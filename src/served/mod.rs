@@ -2,6 +2,7 @@
 
 pub mod config;
 mod folder;
+mod memory;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::scheduler::{SchedulerOptions, StartError};
-use metal_attention::{Device, EngineOptions, ForwardPass, Model, available_memory};
+use metal_attention::{EngineOptions, ForwardPass, Model};
 use metal_attention_server::http::{LoadError, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelSource, SourceError};
 
 pub use folder::ModelFolders;
@@ -154,11 +155,7 @@ impl ModelSource for ServedModel {
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
         let model = self.open()?;
         let (engines, _) = self.options(&model)?;
-        let need = |engine: &EngineOptions| {
-            let (device, capacity) = capacity(&engine.device);
-            MemoryNeed { device, bytes: engine.memory_bytes(&model), capacity }
-        };
-        let needs = engines.iter().map(need).collect();
+        let needs = memory::needs(&engines, &model);
         // It is loaded next.
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(model);
         Ok(needs)
@@ -174,42 +171,6 @@ impl ModelSource for ServedModel {
         }
         Ok(())
     }
-}
-
-/// A device's name, and the bytes that it has for models; `None` where it does not tell.
-fn capacity(device: &Device) -> (String, Option<u64>) {
-    // What there was before any model was loaded.
-    static MAIN: OnceLock<Option<u64>> = OnceLock::new();
-    let main = || *MAIN.get_or_init(available_memory);
-    match device {
-        Device::Cpu => ("cpu".to_owned(), main()),
-        Device::Cuda(ordinal) => (format!("cuda:{ordinal}"), card_memory(*ordinal)),
-        // It takes the first card with room, else the CPU.
-        Device::Auto => match card_memory(0) {
-            Some(memory) => ("cuda:0".to_owned(), Some(memory)),
-            None => ("auto".to_owned(), main()),
-        },
-        // A GPU through wgpu does not tell.
-        _ => (device.to_string(), None),
-    }
-}
-
-/// The bytes that an NVIDIA GPU has for models.
-#[cfg(feature = "cuda")]
-fn card_memory(ordinal: usize) -> Option<u64> {
-    // The driver and kernels take some.
-    const SHARE: u64 = 95;
-    static MEMORY: OnceLock<Vec<(usize, u64)>> = OnceLock::new();
-    let all = MEMORY.get_or_init(|| {
-        let cards = metal_attention::cuda_summaries().unwrap_or_default();
-        cards.iter().map(|card| (card.ordinal, card.memory / 100 * SHARE)).collect()
-    });
-    all.iter().find(|(own, _)| *own == ordinal).map(|(_, memory)| *memory)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn card_memory(_: usize) -> Option<u64> {
-    None
 }
 
 /// What the start says of the context and the KV cache of a replica, which has so many bytes.

@@ -50,12 +50,15 @@ fn number_after(text: &str, name: &str) -> Option<u64> {
 }
 
 impl EngineOptions {
-    /// Bytes that `model` takes with these options: its weights, its KV cache and its recurrent states. Where the context
-    /// is not given it is the shortest that the model gets.
-    pub fn memory_bytes(&self, model: &Model) -> u64 {
-        let n_ctx = self.n_ctx_of(model);
-        let n_cache = self.n_cache.unwrap_or(n_ctx.saturating_mul(self.n_seq));
-        model.gguf().tensor_bytes().saturating_add(self.cache_bytes(model.spec(), n_ctx, n_cache))
+    /// Bytes that `model` takes with these options of a device that has `free` bytes: its weights, its KV cache and its
+    /// recurrent states. `None`: the device does not tell; a context that is left to it is then the shortest that the model
+    /// gets.
+    pub fn memory_bytes(&self, model: &Model, free: Option<u64>) -> u64 {
+        let weights = model.gguf().tensor_bytes();
+        let sized = self.sized(model.spec(), free, weights);
+        let n_ctx = sized.n_ctx_of(model);
+        let n_cache = sized.n_cache.unwrap_or(n_ctx.saturating_mul(self.n_seq));
+        weights.saturating_add(sized.cache_bytes(model.spec(), n_ctx, n_cache))
     }
 
     /// These options for a device with `free` bytes, of which the weights will take `weights`: where
@@ -160,6 +163,20 @@ mod tests {
         let short = ModelSpec { n_ctx_train: 512, ..spec };
         let sized = EngineOptions { n_cache: Some(4 * 512), ..four() }.sized(&short, Some(1 << 50), 0);
         assert_eq!((sized.n_ctx, sized.n_cache), (Some(512), Some(4 * 512)));
+    }
+
+    #[test]
+    fn memory_has_the_context_that_the_device_has_room_for() {
+        let model = Model::built_in().unwrap();
+        let weights = model.gguf().tensor_bytes();
+        let of = |n_ctx, n_cache| EngineOptions { n_ctx, n_cache: Some(n_cache), long_context: Some(1), ..four() };
+        let bytes = |options: EngineOptions, free| options.memory_bytes(&model, free);
+        let (short, long) = (bytes(of(Some(512), 512), None), bytes(of(Some(512), 2048), None));
+        assert!(weights < short && short < long);
+        let automatic = of(None, 2048);
+        assert_eq!(bytes(automatic.clone(), Some(weights)), short);
+        assert_eq!(bytes(automatic.clone(), Some(1 << 40)), long);
+        assert_eq!(bytes(automatic, None), long);
     }
 
     #[test]
