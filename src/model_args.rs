@@ -122,6 +122,16 @@ impl ModelArgs {
         Self { model: Some(file), ..self.clone() }
     }
 
+    /// These flags with the file mapped, to look at it without reading it all.
+    pub fn mapped(&self) -> Self {
+        Self { no_mmap: false, ..self.clone() }
+    }
+
+    /// Whether the file is mapped.
+    pub fn is_mapped(&self) -> bool {
+        !self.no_mmap
+    }
+
     /// Opens the whole model.
     pub fn open(&self) -> Result<Model, CliError> {
         let gguf = self.open_gguf()?;

@@ -6,7 +6,7 @@ mod memory;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::scheduler::{SchedulerOptions, StartError};
@@ -49,7 +49,8 @@ pub struct ServedModel {
     setup: Setup,
     /// It stays loaded: its context may take what memory there is, and its load is shown on stderr.
     is_resident: bool,
-    /// The model where it was opened before it is loaded, so that a wrong name is told at once.
+    /// The model where it was opened before it is loaded, so that a wrong name is told at once. Its file is mapped: it is read
+    /// when there is room for it.
     opened: Mutex<Option<Model>>,
     card: OnceLock<ModelCard>,
 }
@@ -62,16 +63,20 @@ impl ServedModel {
 
     /// A model that is loaded when the server starts. Its file is opened here.
     pub fn resident(args: ModelArgs, setup: Setup) -> Result<Self, CliError> {
-        let model = args.open()?;
+        let model = args.mapped().open()?;
         args.tokenizer(&model)?;
         setup.engine.options(&model)?;
         let opened = Mutex::new(Some(model));
         Ok(Self { args, setup, is_resident: true, opened, card: OnceLock::new() })
     }
 
-    /// The model, opened and not loaded.
+    fn opened(&self) -> MutexGuard<'_, Option<Model>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model to load, its file read where it is not to be mapped.
     fn open(&self) -> Result<Model, CliError> {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let opened = self.opened().take().filter(|_| self.args.is_mapped());
         opened.map_or_else(|| self.args.open(), Ok)
     }
 
@@ -135,10 +140,9 @@ impl ServedModel {
     }
 
     fn with_gguf<T>(&self, read: impl FnOnce(&GgufFile) -> T) -> Result<T, CliError> {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*opened {
+        match &*self.opened() {
             Some(model) => Ok(read(model.gguf())),
-            None => Ok(read(&self.args.open_gguf()?)),
+            None => Ok(read(&self.args.mapped().open_gguf()?)),
         }
     }
 }
@@ -153,11 +157,12 @@ impl ModelSource for ServedModel {
     }
 
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
-        let model = self.open()?;
+        let opened = self.opened().take();
+        let model = opened.map_or_else(|| self.args.mapped().open(), Ok)?;
         let (engines, _) = self.options(&model)?;
         let needs = memory::needs(&engines, &model);
         // It is loaded next.
-        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(model);
+        *self.opened() = Some(model);
         Ok(needs)
     }
 
