@@ -2,106 +2,65 @@
 #![cfg(unix)]
 
 mod common;
+#[path = "common/server.rs"]
+mod server;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{program, run, stderr};
-
-/// A server on a free port, and where it listens.
-fn start(args: &[&str]) -> (Child, String) {
-    let (child, mut said) = begin(args);
-    (child, said.pop().unwrap().strip_prefix("listening on http://").unwrap().to_owned())
-}
-
-/// A server on a free port, and what it says, up to where it listens.
-fn begin(args: &[&str]) -> (Child, Vec<String>) {
-    let args = [&["serve", "--device", "cpu", "--port", "0"], args].concat();
-    let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut said: Vec<String> = Vec::new();
-    while !said.last().is_some_and(|line| line.starts_with("listening on ")) {
-        said.push(lines.next().expect("the server listens").unwrap());
-    }
-    // The rest is read, so that the server can go on writing.
-    std::thread::spawn(move || lines.count());
-    (child, said)
-}
-
-/// The status of `GET path`.
-fn status(address: &str, path: &str, header: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{header}\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer.split(' ').nth(1).unwrap().to_owned()
-}
+use serde_json::json;
+use server::{Server, status};
 
 #[test]
 fn a_server_ends_well_when_it_is_told_to() {
-    let (mut child, address) = start(&[]);
-    assert_eq!(status(&address, "/v1/models", ""), "200");
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let server = Server::start(&[]);
+    assert_eq!(server.status("/v1/models", ""), 200);
+    server.signal("TERM");
+    let address = server.address.clone();
+    assert_eq!(server.end().0, Some(0));
     assert!(TcpStream::connect(&address).is_err());
 }
 
 #[test]
 fn a_second_signal_does_not_wait_for_anybody() {
-    let (mut child, address) = start(&["-m", "models/tales-15m-q4_0.gguf", "--grace", "600"]);
-    while status(&address, "/ready", "") != "200" {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let mut stream = TcpStream::connect(&address).unwrap();
-    let body = r#"{"prompt": "Once upon a time", "max_tokens": 100000, "ignore_eos": true, "n": 16, "stream": true}"#;
-    let length = body.len();
-    write!(
-        stream,
-        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
-         Content-Length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
+    let server = Server::start(&["-m", "models/tales-15m-q4_0.gguf", "--grace", "600"]);
+    server.wait_until_ready();
+    let body =
+        json!({"prompt": "Once upon a time", "max_tokens": 100_000, "ignore_eos": true, "n": 16, "stream": true});
+    let mut stream = server.begin("/v1/completions", Some(&body));
     // The stream has begun, and the client reads no more of it.
     stream.read_exact(&mut [0; 512]).unwrap();
-    let terminate =
-        || assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    terminate();
-    while status(&address, "/ready", "") != "503" {
+    server.signal("TERM");
+    while server.status("/ready", "") != 503 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(status(&address, "/health", ""), "200", "it still works on what it has");
-    terminate();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(server.status("/health", ""), 200, "it still works on what it has");
+    server.signal("TERM");
+    assert_eq!(server.end().0, Some(130));
 }
 
 #[test]
 fn keys_come_from_a_file() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "one\n two \n").unwrap();
-    let (mut child, address) = start(&["--api-key-file", file.path().to_str().unwrap()]);
+    let server = Server::start(&["--api-key-file", file.path().to_str().unwrap()]);
     for (header, expected) in
-        [("", "401"), ("Authorization: Bearer two\r\n", "200"), ("Authorization: Bearer three\r\n", "401")]
+        [("", 401), ("Authorization: Bearer two\r\n", 200), ("Authorization: Bearer three\r\n", 401)]
     {
-        assert_eq!(status(&address, "/v1/models", header), expected, "{header}");
+        assert_eq!(server.status("/v1/models", header), expected, "{header}");
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
 }
 
 #[test]
 fn metrics_have_a_port_without_a_key() {
-    let (mut child, said) = begin(&["--metrics-port", "0", "--api-key", "secret"]);
-    let find = |start: &str, end: &str| {
-        let address = said.iter().find_map(|line| line.strip_prefix(start)?.strip_suffix(end));
-        address.unwrap_or_else(|| panic!("{start} is not in {said:?}")).to_owned()
-    };
-    let (requests, metrics) = (find("listening on http://", ""), find("metrics on http://", "/metrics"));
-    assert_eq!((status(&metrics, "/metrics", ""), status(&requests, "/metrics", "")), ("200".into(), "401".into()));
-    assert_eq!((status(&metrics, "/health", ""), status(&metrics, "/v1/models", "")), ("200".into(), "404".into()));
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let server = Server::start(&["--metrics-port", "0", "--api-key", "secret"]);
+    let of_metrics =
+        |line: &String| Some(line.strip_prefix("metrics on http://")?.strip_suffix("/metrics")?.to_owned());
+    let metrics = server.said.iter().find_map(of_metrics).unwrap();
+    assert_eq!((status(&metrics, "/metrics", ""), server.status("/metrics", "")), (200, 401));
+    assert_eq!((status(&metrics, "/health", ""), status(&metrics, "/v1/models", "")), (200, 404));
 }
 
 #[test]
@@ -153,17 +112,12 @@ fn too_many_replicas_are_refused() {
 #[test]
 fn requests_have_a_line_in_the_log() {
     for quiet in [false, true] {
-        let mut args = vec!["serve", "--device", "cpu", "--port", "0", "--allowed-host", "chat.example"];
+        let mut args = vec!["--allowed-host", "chat.example"];
         args.extend(quiet.then_some("--quiet"));
-        let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let listens = lines.find(|line| line.starts_with("listening on ")).unwrap();
-        let address = listens.strip_prefix("listening on http://").unwrap();
-        let ready = lines.find(|line| line.starts_with("ready: ")).unwrap();
-        assert!(ready.contains("context 512 tokens a request, KV cache "), "{ready}");
-        assert!(ready.ends_with("shared by 4 requests; -c changes it"), "{ready}");
-        let mut stream = TcpStream::connect(address).unwrap();
-        let body = r#"{"prompt": "Once upon a time", "max_tokens": 3}"#;
+        let server = Server::start(&args);
+        server.wait_until_ready();
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 3}).to_string();
         let length = body.len();
         write!(
             stream,
@@ -174,17 +128,20 @@ fn requests_have_a_line_in_the_log() {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert_eq!(status(address, "/health", ""), "200");
-        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-        let rest: Vec<String> = lines.collect();
-        let found: Vec<_> = rest.iter().filter(|line| line.contains("/v1/completions")).collect();
-        assert_eq!(found.len(), usize::from(!quiet), "{rest:?}");
+        assert_eq!(server.status("/health", ""), 200);
+        server.signal("TERM");
+        let (code, lines) = server.end();
+        assert_eq!(code, Some(0));
+        let ready = lines.iter().find(|line| line.starts_with("ready: ")).unwrap();
+        assert!(ready.contains("context 512 tokens a request, KV cache "), "{ready}");
+        assert!(ready.ends_with("shared by 4 requests; -c changes it"), "{ready}");
+        let found: Vec<_> = lines.iter().filter(|line| line.contains("/v1/completions")).collect();
+        assert_eq!(found.len(), usize::from(!quiet), "{lines:?}");
         for line in found {
             assert!(line.contains("POST /v1/completions 200 in ") && line.contains("req-"), "{line}");
             assert!(line.contains(", tokens: 5 in, 0 cached, 3 out, first after "), "{line}");
         }
-        assert!(!rest.iter().any(|line| line.contains("secret") || line.contains("/health")), "{rest:?}");
-        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert!(!lines.iter().any(|line| line.contains("secret") || line.contains("/health")), "{lines:?}");
     }
 }
 
@@ -211,13 +168,11 @@ fn no_number_is_too_large() {
         "--queue",
     ];
     let args: Vec<&str> = options.iter().flat_map(|option| [*option, largest.as_str()]).collect();
-    let (mut child, address) = start(&args);
-    while status(&address, "/ready", "") != "200" {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(status(&address, "/v1/models", ""), "200");
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let server = Server::start(&args);
+    server.wait_until_ready();
+    assert_eq!(server.status("/v1/models", ""), 200);
+    server.signal("TERM");
+    assert_eq!(server.end().0, Some(0));
 }
 
 #[test]
@@ -226,24 +181,12 @@ fn a_chat_template_comes_from_a_file() {
     let path = dir.path().join("template.jinja");
     let path = path.to_str().unwrap();
     std::fs::write(path, "{{ raise_exception('of the file') }}").unwrap();
-    let (mut child, address) = start(&["--chat-template", path]);
-    while status(&address, "/ready", "") != "200" {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let mut stream = TcpStream::connect(&address).unwrap();
-    let body = r#"{"messages": [{"role": "user", "content": "x"}]}"#;
-    write!(
-        stream,
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
-         Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.contains("refuses this conversation: of the file"), "{answer}");
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let server = Server::start(&["--chat-template", path]);
+    server.wait_until_ready();
+    let body = json!({"messages": [{"role": "user", "content": "x"}]});
+    let (_, answer) = server.send("/v1/chat/completions", Some(&body));
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("refuses this conversation: of the file"), "{message}");
     std::fs::write(path, "{% if %}").unwrap();
     let output = run(&["serve", "--port", "0", "--chat-template", path]);
     assert_eq!(output.status.code(), Some(2));

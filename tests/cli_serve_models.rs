@@ -2,71 +2,24 @@
 #![cfg(unix)]
 
 mod common;
+#[path = "common/server.rs"]
+mod server;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
-use common::{program, run, stderr};
+use common::{run, stderr};
 use serde_json::{Value, json};
+use server::Server;
 use tempfile::TempDir;
 
-/// A server of several models, which is killed when this is dropped.
-struct Server {
-    child: Child,
-    address: String,
-}
-
-impl Server {
-    fn start(args: &[&str]) -> Self {
-        let args = [&["serve", "--device", "cpu", "--port", "0"], args].concat();
-        let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let address = lines.find_map(|line| Some(line.strip_prefix("listening on http://")?.to_owned()));
-        std::thread::spawn(move || lines.count());
-        Self { child, address: address.expect("the server listens") }
-    }
-
-    /// A request whose answer is yet to be read; without a body it is a GET.
-    fn begin(&self, path: &str, body: Option<&Value>) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let address = &self.address;
-        let request = match body.map(Value::to_string) {
-            None => format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"),
-            Some(body) => format!(
-                "POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
-                 Content-Length: {}\r\n\r\n{body}",
-                body.len()
-            ),
-        };
-        stream.write_all(request.as_bytes()).unwrap();
-        stream
-    }
-
-    /// The status and the answer of a request; without a body it is a GET.
-    fn send(&self, path: &str, body: Option<&Value>) -> (u16, Value) {
-        let mut answer = String::new();
-        self.begin(path, body).read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
-    }
-
-    /// The tokens of the prompt of a conversation with `messages`, and the answer, the likeliest one.
-    fn chat(&self, model: &str, messages: &Value) -> (u64, String) {
-        let body = json!({"model": model, "messages": messages, "max_tokens": 8, "temperature": 0});
-        let (status, answer) = self.send("/v1/chat/completions", Some(&body));
-        assert_eq!(status, 200, "{answer}");
-        let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
-        (answer["usage"]["prompt_tokens"].as_u64().unwrap(), content.to_owned())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The tokens of the prompt of a conversation with `messages`, and the answer, the likeliest one.
+fn chat(server: &Server, model: &str, messages: &Value) -> (u64, String) {
+    let body = json!({"model": model, "messages": messages, "max_tokens": 8, "temperature": 0});
+    let (status, answer) = server.send("/v1/chat/completions", Some(&body));
+    assert_eq!(status, 200, "{answer}");
+    let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    (answer["usage"]["prompt_tokens"].as_u64().unwrap(), content.to_owned())
 }
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
@@ -118,10 +71,10 @@ fn an_alias_and_a_system_prompt_come_from_the_configuration() {
 
     let (system, user) =
         (json!({"role": "system", "content": "Tell a story."}), json!({"role": "user", "content": "Hi"}));
-    let with_default = server.chat("claude-sonnet-5", &json!([user]));
-    assert_eq!(with_default, server.chat("story:latest", &json!([system, user])));
+    let with_default = chat(&server, "claude-sonnet-5", &json!([user]));
+    assert_eq!(with_default, chat(&server, "story:latest", &json!([system, user])));
     let other = json!({"role": "system", "content": ""});
-    assert!(server.chat("teller", &json!([other, user])).0 < with_default.0);
+    assert!(chat(&server, "teller", &json!([other, user])).0 < with_default.0);
 
     let body = json!({"model": "teller", "prompt": "Once upon a time", "ignore_eos": true});
     let (_, answer) = server.send("/v1/completions", Some(&body));
@@ -138,17 +91,17 @@ fn an_alias_and_a_system_prompt_come_from_the_configuration() {
 /// Models that are loaded on demand have answers to end, too.
 #[test]
 fn ctrl_c_lets_an_answer_end() {
-    let mut server = Server::start(&["--models-dir", "models", "--grace", "600"]);
+    let server = Server::start(&["--models-dir", "models", "--grace", "600"]);
     let body = json!({"model": "tales-15m-q4_0", "prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": true,
         "stream": true, "stream_options": {"include_usage": true}});
     let mut stream = server.begin("/v1/completions", Some(&body));
     // The answer has begun.
     stream.read_exact(&mut [0; 512]).unwrap();
-    assert!(Command::new("kill").args(["-INT", &server.child.id().to_string()]).status().unwrap().success());
+    server.signal("INT");
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"completion_tokens\":60") && rest.contains("data: [DONE]"), "{rest}");
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.end().0, Some(0));
 }
 
 #[test]

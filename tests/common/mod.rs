@@ -5,12 +5,14 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// The built program, with no model of the user's and no log.
+/// The built program, with no model and no configuration of the user's, and no log.
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_metal-attention"));
     command.env_remove("METAL_ATTENTION_MODEL").env_remove("RUST_LOG").stdin(Stdio::null());
     // Pipelines of test models are kept with the other results of the build.
     command.env("METAL_ATTENTION_CACHE", env!("CARGO_TARGET_TMPDIR"));
+    // Nobody writes a configuration there.
+    command.env("XDG_CONFIG_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
