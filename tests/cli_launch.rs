@@ -233,3 +233,10 @@ fn a_server_that_cannot_start_leaves_its_log() {
     let log = said.split("its log, ").nth(1).unwrap().split(", ends with").next().unwrap();
     assert!(std::fs::read_to_string(log).unwrap().contains("damaged.gguf"));
 }
+
+/// A tool has no use for the model inside the program.
+#[test]
+fn the_help_falls_back_to_no_built_in_model() {
+    let help = stdout(program().args(["launch", "--help"]).output().unwrap());
+    assert!(help.contains("METAL_ATTENTION_MODEL") && !help.contains("built-in"), "{help}");
+}

@@ -30,9 +30,14 @@ Examples:
   metal-attention launch opencode --server http://192.168.0.2:8080
   metal-attention launch claude --print";
 
+const MODEL_HELP: &str = "\
+The model: a name that the server or the configuration has for one, a GGUF file (any part, where it is split), a well-known name \
+as llama3.2, or a name on the Hugging Face hub, OWNER/REPO[:TYPE|:FILE]; without it that in METAL_ATTENTION_MODEL, else the only one \
+that the server, or the configuration, has";
+
 /// Start a coding tool that uses a model of this machine
 #[derive(clap::Args)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_help = AFTER_HELP, mut_arg("model", |arg| arg.help(MODEL_HELP)))]
 pub struct Args {
     /// The tool: claude, codex, opencode, qwen, goose or aider
     #[arg(value_name = "TOOL", value_parser = named_tool)]
