@@ -29,7 +29,7 @@ impl ModelFolders {
         Self { folders, args, setup: Arc::new(setup), pulled: Mutex::default() }
     }
 
-    fn stored(&self, names: Vec<String>, path: PathBuf) -> StoredModel {
+    fn stored(&self, name: String, path: PathBuf) -> StoredModel {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
         if let Ok(metadata) = path.metadata() {
@@ -37,7 +37,7 @@ impl ModelFolders {
         }
         let (args, setup) = (self.args.of_file(path), Arc::clone(&self.setup));
         let open = Box::new(move || Box::new(ServedModel::on_demand(args, Setup::clone(&setup))) as _);
-        StoredModel { names, version: hasher.finish(), open }
+        StoredModel { name, version: hasher.finish(), open }
     }
 }
 
@@ -53,10 +53,10 @@ impl ModelStore for ModelFolders {
                 }
             }
         }
-        let mut all: Vec<_> = found.into_iter().map(|(name, path)| self.stored(vec![name], path)).collect();
+        let mut all: Vec<_> = found.into_iter().map(|(name, path)| self.stored(name, path)).collect();
         let pulled = self.pulled.lock().unwrap_or_else(PoisonError::into_inner);
         for (given, path) in pulled.iter().filter(|(_, path)| path.exists()) {
-            all.push(self.stored(vec![given.clone()], path.clone()));
+            all.push(self.stored(given.clone(), path.clone()));
         }
         all
     }

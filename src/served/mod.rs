@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::scheduler::{SchedulerOptions, StartError};
-use metal_attention::{EngineOptions, ForwardPass, Model};
-use metal_attention_server::http::{LoadError, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelSource, SourceError};
+use metal_attention::{EngineOptions, ForwardPass, Model, Watch};
+use metal_attention_server::http::{LoadError, Loaded, MemoryNeed, ModelCard, ModelSource, SourceError};
 
 pub use folder::ModelFolders;
 
@@ -94,7 +94,7 @@ impl ServedModel {
         Ok((engines, options))
     }
 
-    fn load_with(&self, progress: &LoadProgress) -> Result<Loaded, CliError> {
+    fn load_model(&self) -> Result<Loaded, CliError> {
         let name = self.args.name();
         let model = self.open()?;
         let tokenizer = self.args.tokenizer(&model)?;
@@ -109,10 +109,11 @@ impl ServedModel {
             shown.weigh(model.gguf().tensor_bytes());
             shown
         });
-        progress.set_total(model.gguf().tensor_bytes() * engines.len() as u64);
         if !self.is_resident {
+            // The common one counts for what is shown of resident models.
+            let watch = Watch::default();
             for engine in &mut engines {
-                engine.watch = progress.watch.clone();
+                engine.watch = watch.clone();
             }
         }
         let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
@@ -166,8 +167,8 @@ impl ModelSource for ServedModel {
         Ok(needs)
     }
 
-    fn load(&self, progress: &LoadProgress) -> Result<Loaded, SourceError> {
-        Ok(self.load_with(progress)?)
+    fn load(&self) -> Result<Loaded, SourceError> {
+        Ok(self.load_model()?)
     }
 
     fn delete(&self) -> Result<(), SourceError> {

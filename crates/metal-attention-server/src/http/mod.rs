@@ -43,8 +43,8 @@ use body::Json;
 use error::ApiError;
 pub use job::sampling::SamplingFields;
 pub use models::{
-    Capabilities, KeepAlive, LoadError, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults,
-    ModelSource, ModelStore, ModelsOptions, NoTime, PullProgress, SourceError, StoredModel,
+    Capabilities, KeepAlive, LoadError, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
+    ModelStore, ModelsOptions, NoTime, PullProgress, SourceError, StoredModel,
 };
 pub use options::{EmptyKey, HttpOptions, Keys};
 pub use request_line::LOG_TARGET;

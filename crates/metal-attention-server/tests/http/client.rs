@@ -9,8 +9,7 @@ use std::time::Duration;
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Error, Model};
 use metal_attention_server::http::{
-    HttpOptions, Listeners, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelSource, ModelsOptions, ServeError,
-    SourceError, serve,
+    HttpOptions, Listeners, Loaded, MemoryNeed, ModelCard, ModelSource, ModelsOptions, ServeError, SourceError, serve,
 };
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -55,7 +54,7 @@ impl<F: FnOnce() -> Result<Loaded, Error> + Send> ModelSource for Once<F> {
         Ok(Vec::new())
     }
 
-    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+    fn load(&self) -> Result<Loaded, SourceError> {
         let load = self.0.lock().unwrap().take().ok_or("the model was loaded before")?;
         Ok(load()?)
     }

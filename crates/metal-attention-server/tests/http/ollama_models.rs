@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use metal_attention_server::http::{
-    HttpOptions, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelStore,
-    ModelsOptions, PullProgress, SourceError, StoredModel,
+    HttpOptions, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions,
+    PullProgress, SourceError, StoredModel,
 };
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ impl ModelSource for Source {
         Ok(vec![need("cpu", 300), need("cuda:0", 50)])
     }
 
-    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+    fn load(&self) -> Result<Loaded, SourceError> {
         Ok(load(4, 64)?)
     }
 
@@ -40,8 +40,7 @@ struct Store(Mutex<Vec<String>>);
 
 impl ModelStore for Store {
     fn models(&self) -> Vec<StoredModel> {
-        let model =
-            |name: &String| StoredModel { names: vec![name.clone()], version: 1, open: Box::new(|| Box::new(Source)) };
+        let model = |name: &String| StoredModel { name: name.clone(), version: 1, open: Box::new(|| Box::new(Source)) };
         self.0.lock().unwrap().iter().map(model).collect()
     }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use metal_attention_server::http::{
-    HttpOptions, KeepAlive, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
-    ModelsOptions, SamplingFields, SourceError,
+    HttpOptions, KeepAlive, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelsOptions,
+    SamplingFields, SourceError,
 };
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ impl ModelSource for Source {
         Ok(vec![MemoryNeed { device: "cpu".into(), bytes: self.bytes, capacity: Some(1000) }])
     }
 
-    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+    fn load(&self) -> Result<Loaded, SourceError> {
         self.log.lock().unwrap().push(format!("+{}", self.name));
         let now = self.loading.0.fetch_add(1, Ordering::SeqCst) + 1;
         self.loading.1.fetch_max(now, Ordering::SeqCst);

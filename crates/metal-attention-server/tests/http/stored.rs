@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metal_attention_server::http::{
-    HttpOptions, LoadProgress, Loaded, MemoryNeed, ModelCard, ModelSource, ModelStore, ModelsOptions, PullProgress,
-    SourceError, StoredModel,
+    HttpOptions, Loaded, MemoryNeed, ModelCard, ModelSource, ModelStore, ModelsOptions, PullProgress, SourceError,
+    StoredModel,
 };
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ impl ModelStore for Store {
         let _gate = self.0.gate.lock();
         let model = |(name, version): (&String, &u64)| {
             let source = Source { name: name.clone(), version: *version, folder: Arc::clone(&self.0) };
-            StoredModel { names: vec![name.clone()], version: *version, open: Box::new(|| Box::new(source)) }
+            StoredModel { name: name.clone(), version: *version, open: Box::new(|| Box::new(source)) }
         };
         self.0.versions.lock().unwrap().iter().map(model).collect()
     }
@@ -69,7 +69,7 @@ impl ModelSource for Source {
         Ok(vec![MemoryNeed { device: "cpu".into(), bytes: 100, capacity: Some(1000) }])
     }
 
-    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+    fn load(&self) -> Result<Loaded, SourceError> {
         self.folder.loads.lock().unwrap().push(format!("{}@{}", self.name, self.version));
         Ok(load(4, 64)?)
     }

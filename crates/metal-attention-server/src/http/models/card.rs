@@ -25,13 +25,7 @@ pub struct ModelCard {
     pub n_params: u64,
     /// The type of most of them, such as `Q4_K`.
     pub quantization: String,
-    /// The context of the training, in tokens.
-    pub n_ctx_train: Option<usize>,
-    /// The length of its embeddings.
-    pub n_embd: Option<usize>,
-    /// The size of its vocabulary.
-    pub n_vocab: Option<usize>,
-    /// The file's metadata, without lists.
+    /// The file's metadata without its chat templates; null in place of lists.
     pub metadata: Map<String, Value>,
     /// The source of its chat template.
     pub template: Option<String>,
@@ -63,7 +57,6 @@ impl ModelCard {
         let metadata = gguf.metadata();
         let text = |key: &str| metadata.str(key).ok().flatten();
         let architecture = text("general.architecture").unwrap_or_default().to_owned();
-        let number = |key: &str| metadata.usize(&format!("{architecture}.{key}")).ok().flatten();
         let path = gguf.paths().first().cloned();
         let modified = path.as_ref().and_then(|path| path.metadata().ok()?.modified().ok());
         let mut bytes_of_types = BTreeMap::<&str, u64>::new();
@@ -76,9 +69,6 @@ impl ModelCard {
             size: gguf.file_size(),
             n_params: gguf.tensors().iter().map(|tensor| tensor.n_elements() as u64).sum(),
             quantization: most.map_or_else(|| "unknown".to_owned(), |(name, _)| name.to_owned()),
-            n_ctx_train: number("context_length"),
-            n_embd: number("embedding_length"),
-            n_vocab: gguf.tensor("token_embd.weight").and_then(|tensor| tensor.shape().last().copied()),
             metadata: scalars(gguf),
             template: text("tokenizer.chat_template").map(str::to_owned),
             capabilities: Capabilities::of(gguf, &architecture),
@@ -89,7 +79,7 @@ impl ModelCard {
     }
 }
 
-/// The metadata without lists, whose length stands in for them.
+/// The metadata without chat templates; null in place of lists.
 fn scalars(gguf: &GgufFile) -> Map<String, Value> {
     let value = |value: &GgufValue| match value {
         GgufValue::U8(v) => json!(v),

@@ -307,19 +307,18 @@ impl Models {
         }
         let found = store.models();
         let is_there = |entry: &Entry, version: u64| {
-            found.iter().any(|model| model.version == version && model.names.first() == entry.names.first())
+            found.iter().any(|model| model.version == version && model.name == entry.main_name())
         };
         self.forget(|entry| match entry.origin {
             Origin::Stored(version) => !is_there(entry, version),
             Origin::Configured | Origin::Made => false,
         });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        for StoredModel { names, version, open } in found {
-            let name = names.first().map_or("", String::as_str);
+        for StoredModel { name, version, open } in found {
             if !entries.iter().any(|entry| entry.main_name() == name) {
-                let unit = self.residency.add(name, open(), false, self.keep_alive);
+                let unit = self.residency.add(&name, open(), false, self.keep_alive);
                 let (defaults, origin) = (ModelDefaults::default(), Origin::Stored(version));
-                entries.push(Arc::new(Entry { names, defaults, unit, origin }));
+                entries.push(Arc::new(Entry { names: vec![name], defaults, unit, origin }));
             }
         }
         *looked = Some(Instant::now());

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::keep_alive::KeepAlive;
 use super::loaded::Loaded;
-use super::source::{LoadProgress, MemoryNeed, ModelSource, SourceError};
+use super::source::{MemoryNeed, ModelSource, SourceError};
 use crate::http::ApiError;
 
 /// How often a load that waits for memory looks again, besides when a model goes.
@@ -42,12 +42,6 @@ pub struct Unit {
 /// What is the case with a model.
 #[derive(Debug, Clone, Default)]
 pub struct Status {
-    /// It is loaded and can answer.
-    pub is_loaded: bool,
-    /// How far it is loaded, from 0 to 1, where it is being loaded.
-    pub loading: Option<f64>,
-    /// Requests that use it.
-    pub in_use: usize,
     /// When it goes if no other request comes; `None`: it stays, or is not loaded.
     pub goes_in: Option<Duration>,
     /// The memory that is set aside for it.
@@ -96,9 +90,9 @@ enum Phase {
     /// It is not loaded.
     Unloaded,
     /// The server starts with it: requests are refused until it is loaded.
-    Starting(Arc<LoadProgress>),
+    Starting,
     /// It waits for memory, or is being loaded.
-    Loading(Arc<LoadProgress>),
+    Loading,
     /// It is loaded.
     Loaded(Running),
     /// It is being unloaded.
@@ -138,7 +132,7 @@ impl Slot {
         match &self.phase {
             Phase::Unloading => true,
             Phase::Loaded(running) => running.retiring,
-            Phase::Unloaded | Phase::Starting(_) | Phase::Loading(_) => false,
+            Phase::Unloaded | Phase::Starting | Phase::Loading => false,
         }
     }
 }
@@ -183,7 +177,7 @@ impl Residency {
     pub fn add(&self, name: &str, source: Box<dyn ModelSource>, resident: bool, keep_alive: KeepAlive) -> Arc<Unit> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let unit = Arc::new(Unit { id, name: name.to_owned(), source, resident, keep_alive });
-        let phase = if resident { Phase::Starting(Arc::default()) } else { Phase::Unloaded };
+        let phase = if resident { Phase::Starting } else { Phase::Unloaded };
         let (waiters, memory) = (Vec::new(), Vec::new());
         self.slots().insert(id, Slot { unit: Arc::clone(&unit), phase, waiters, memory, is_removed: false });
         unit
@@ -214,12 +208,12 @@ impl Residency {
         }
         let (sender, receiver) = oneshot::channel();
         match &slot.phase {
-            Phase::Starting(_) => {
+            Phase::Starting => {
                 return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
             }
             Phase::Unloaded => self.begin_load(slot),
             Phase::Loaded(running) if running.n_held == 0 => self.begin_unload(slot),
-            Phase::Loaded(_) | Phase::Loading(_) | Phase::Unloading => {}
+            Phase::Loaded(_) | Phase::Loading | Phase::Unloading => {}
         }
         // Those that went away while the model is not loaded would pile up.
         slot.waiters.retain(|waiter| !waiter.is_closed());
@@ -271,28 +265,22 @@ impl Residency {
     pub fn status(&self, unit: &Unit) -> Status {
         let slots = self.slots();
         let Some(slot) = slots.get(&unit.id) else { return Status::default() };
-        let memory = slot.memory.clone();
-        match &slot.phase {
-            Phase::Unloaded | Phase::Unloading => Status::default(),
-            Phase::Starting(progress) | Phase::Loading(progress) => {
-                Status { loading: Some(progress.fraction().unwrap_or(0.0)), memory, ..Status::default() }
-            }
-            Phase::Loaded(running) => {
-                let left = match running.keep_alive {
-                    KeepAlive::Forever => None,
-                    KeepAlive::For(time) if running.n_held > 0 => Some(time),
-                    KeepAlive::For(time) => Some(time.saturating_sub(running.last_used.elapsed())),
-                };
-                Status { is_loaded: !running.retiring, loading: None, in_use: running.n_held, goes_in: left, memory }
-            }
-        }
+        let goes_in = match &slot.phase {
+            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
+            Phase::Loaded(running) => match running.keep_alive {
+                KeepAlive::Forever => None,
+                KeepAlive::For(time) if running.n_held > 0 => Some(time),
+                KeepAlive::For(time) => Some(time.saturating_sub(running.last_used.elapsed())),
+            },
+        };
+        Status { goes_in, memory: slot.memory.clone() }
     }
 
     /// The model, where it is loaded now. It may go while this is held; its memory is then freed later.
     pub fn loaded(&self, unit: &Unit) -> Option<Arc<Loaded>> {
         match &self.slots().get(&unit.id)?.phase {
             Phase::Loaded(running) => Some(Arc::clone(&running.loaded)),
-            Phase::Unloaded | Phase::Starting(_) | Phase::Loading(_) | Phase::Unloading => None,
+            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
         }
     }
 
@@ -301,43 +289,42 @@ impl Residency {
         let slots = self.slots();
         let loaded = slots.values().filter_map(|slot| match &slot.phase {
             Phase::Loaded(running) => Some((Arc::clone(&slot.unit), Arc::clone(&running.loaded))),
-            Phase::Unloaded | Phase::Starting(_) | Phase::Loading(_) | Phase::Unloading => None,
+            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
         });
         loaded.collect()
     }
 
     /// Whether the models that the server starts with are loaded.
     pub fn has_started(&self) -> bool {
-        !self.slots().values().any(|slot| matches!(slot.phase, Phase::Starting(_)))
+        !self.slots().values().any(|slot| matches!(slot.phase, Phase::Starting))
     }
 
     /// Loads the models that the server starts with, one after the other.
     pub async fn start(self: &Arc<Self>) -> Result<(), StartFailure> {
         loop {
             let next = self.slots().values().find_map(|slot| match &slot.phase {
-                Phase::Starting(progress) => Some((Arc::clone(&slot.unit), Arc::clone(progress))),
-                Phase::Unloaded | Phase::Loading(_) | Phase::Loaded(_) | Phase::Unloading => None,
+                Phase::Starting => Some(Arc::clone(&slot.unit)),
+                Phase::Unloaded | Phase::Loading | Phase::Loaded(_) | Phase::Unloading => None,
             });
-            let Some((unit, progress)) = next else { return Ok(()) };
+            let Some(unit) = next else { return Ok(()) };
             // What it takes is known before others look for room; a source that cannot say fails when it loads.
             let memory = need_of(&unit).await.unwrap_or_default();
             if let Some(slot) = self.slots().get_mut(&unit.id) {
                 slot.memory = memory;
             }
-            let loaded = load_on_thread(&unit, &progress).await?;
+            let loaded = load_on_thread(&unit).await?;
             self.is_loaded(&unit, loaded, Duration::ZERO);
         }
     }
 
     fn begin_load(self: &Arc<Self>, slot: &mut Slot) {
-        let progress = Arc::<LoadProgress>::default();
-        slot.phase = Phase::Loading(Arc::clone(&progress));
-        self.runtime.spawn(Arc::clone(self).load(Arc::clone(&slot.unit), progress));
+        slot.phase = Phase::Loading;
+        self.runtime.spawn(Arc::clone(self).load(Arc::clone(&slot.unit)));
     }
 
-    async fn load(self: Arc<Self>, unit: Arc<Unit>, progress: Arc<LoadProgress>) {
+    async fn load(self: Arc<Self>, unit: Arc<Unit>) {
         let begun = Instant::now();
-        match self.try_load(&unit, &progress).await {
+        match self.try_load(&unit).await {
             Ok(loaded) => {
                 tracing::info!("loaded {} in {:.2} s", unit.name, begun.elapsed().as_secs_f64());
                 self.is_loaded(&unit, loaded, begun.elapsed());
@@ -361,10 +348,10 @@ impl Residency {
         }
     }
 
-    async fn try_load(self: &Arc<Self>, unit: &Arc<Unit>, progress: &Arc<LoadProgress>) -> Result<Loaded, ApiError> {
+    async fn try_load(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Loaded, ApiError> {
         let need = need_of(unit).await.map_err(|error| not_loaded(unit, &*error))?;
         self.make_room(unit, &need).await?;
-        load_on_thread(unit, progress).await.map_err(|failure| match failure {
+        load_on_thread(unit).await.map_err(|failure| match failure {
             StartFailure::Load(error) => not_loaded(unit, &*error),
             StartFailure::Thread(error) => not_loaded(unit, &error),
             StartFailure::Panicked => ApiError::internal(format!("loading the model {:?} met a defect", unit.name)),
@@ -523,7 +510,7 @@ impl Residency {
             }
             Phase::Unloading => slot.waiters.clear(),
             // Those that wait for this load still get it.
-            Phase::Starting(_) | Phase::Loading(_) => {}
+            Phase::Starting | Phase::Loading => {}
         }
     }
 }
@@ -544,10 +531,10 @@ async fn need_of(unit: &Arc<Unit>) -> Result<Vec<MemoryNeed>, SourceError> {
 }
 
 /// Loads the model on a thread of its own.
-async fn load_on_thread(unit: &Arc<Unit>, progress: &Arc<LoadProgress>) -> Result<Loaded, StartFailure> {
+async fn load_on_thread(unit: &Arc<Unit>) -> Result<Loaded, StartFailure> {
     let (sender, receiver) = oneshot::channel();
-    let (unit, progress) = (Arc::clone(unit), Arc::clone(progress));
-    let load = move || drop(sender.send(unit.source.load(&progress)));
+    let unit = Arc::clone(unit);
+    let load = move || drop(sender.send(unit.source.load()));
     std::thread::Builder::new().name("load".into()).spawn(load).map_err(StartFailure::Thread)?;
     // Where the thread panicked it has said why.
     receiver.await.map_err(|_| StartFailure::Panicked)?.map_err(StartFailure::Load)

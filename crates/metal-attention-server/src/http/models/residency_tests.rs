@@ -20,7 +20,7 @@ impl ModelSource for Source {
         Ok(Vec::new())
     }
 
-    fn load(&self, _: &LoadProgress) -> Result<Loaded, SourceError> {
+    fn load(&self) -> Result<Loaded, SourceError> {
         let _ = self.0.lock().unwrap().recv();
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };

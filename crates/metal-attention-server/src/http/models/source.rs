@@ -1,9 +1,6 @@
 //! Where models come from.
 
 use std::error::Error;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use metal_attention::Watch;
 
 use super::card::ModelCard;
 use super::keep_alive::KeepAlive;
@@ -22,7 +19,7 @@ pub trait ModelSource: Send + Sync {
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError>;
 
     /// Loads the model. It may be called again after what it gave was dropped.
-    fn load(&self, progress: &LoadProgress) -> Result<Loaded, SourceError>;
+    fn load(&self) -> Result<Loaded, SourceError>;
 
     /// Removes the model's files.
     fn delete(&self) -> Result<(), SourceError>;
@@ -37,27 +34,6 @@ pub struct MemoryNeed {
     pub bytes: u64,
     /// Bytes that the device has in all for models; `None` where it does not tell.
     pub capacity: Option<u64>,
-}
-
-/// How far a model is loaded.
-#[derive(Debug, Default)]
-pub struct LoadProgress {
-    /// Counts the bytes that are done, and ends the load.
-    pub watch: Watch,
-    total: AtomicU64,
-}
-
-impl LoadProgress {
-    /// The load has this many bytes.
-    pub fn set_total(&self, bytes: u64) {
-        self.total.store(bytes, Ordering::Relaxed);
-    }
-
-    /// From 0 to 1; `None` before the size is known.
-    pub fn fraction(&self) -> Option<f64> {
-        let total = self.total.load(Ordering::Relaxed);
-        (total > 0).then(|| (self.watch.done() as f64 / total as f64).min(1.0))
-    }
 }
 
 /// What requests to a model have where they do not say otherwise.
@@ -112,7 +88,7 @@ impl ModelsOptions {
 
 /// Models that come and go while the server runs.
 pub trait ModelStore: Send + Sync {
-    /// The models that there are now, each with its name. It is called often, and has to be quick.
+    /// The models that there are now. It is called often, and has to be quick.
     fn models(&self) -> Vec<StoredModel>;
 
     /// Downloads a model, which [`models`](Self::models) lists from then on, and reports its progress. Where `report` gives
@@ -122,8 +98,8 @@ pub trait ModelStore: Send + Sync {
 
 /// A model of a [`ModelStore`].
 pub struct StoredModel {
-    /// Its names, the main one first.
-    pub names: Vec<String>,
+    /// Its name.
+    pub name: String,
     /// Changes when the model's files do.
     pub version: u64,
     /// Makes its source.
