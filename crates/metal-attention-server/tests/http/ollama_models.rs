@@ -225,6 +225,15 @@ fn models_are_made_of_others() {
     assert_eq!(refused(&server.post("/api/copy", &json!({"source": "nope", "destination": "x"}))).0, 404);
 }
 
+/// The engine of the only model is watched and counted as before.
+#[test]
+fn a_copy_of_the_only_model_is_no_other_one() {
+    let server = Server::new(HttpOptions::default());
+    assert_eq!(server.post("/api/copy", &json!({"source": "stories", "destination": "tales"})).status, 200);
+    assert_eq!(text(&server, "tales", &json!({})), STORY);
+    assert_eq!(server.metric("generated_tokens_total"), 8.0);
+}
+
 #[test]
 fn models_are_pulled() {
     let server = serve(HttpOptions::default());

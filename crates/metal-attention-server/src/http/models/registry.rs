@@ -114,9 +114,9 @@ impl Models {
         self.store.is_some()
     }
 
-    /// Whether there may be more than one model.
+    /// Whether more than one model may be loaded. What clients make of the only one is loaded as that one.
     pub fn are_several(&self) -> bool {
-        !self.is_one || self.entries().len() > 1
+        !self.is_one
     }
 
     /// Whether the models that the server starts with are loaded.
