@@ -6,7 +6,7 @@ mod memory;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::gguf::GgufFile;
 use metal_attention::scheduler::{SchedulerOptions, StartError};
@@ -52,7 +52,7 @@ pub struct ServedModel {
     /// The model where it was opened before it is loaded, so that a wrong name is told at once. Its file is mapped: it is read
     /// when there is room for it.
     opened: Mutex<Option<Model>>,
-    card: OnceLock<ModelCard>,
+    card: OnceLock<Arc<ModelCard>>,
 }
 
 impl ServedModel {
@@ -149,12 +149,12 @@ impl ServedModel {
 }
 
 impl ModelSource for ServedModel {
-    fn card(&self) -> Result<ModelCard, SourceError> {
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
         if let Some(card) = self.card.get() {
-            return Ok(card.clone());
+            return Ok(Arc::clone(card));
         }
-        let card = self.with_gguf(ModelCard::of)?;
-        Ok(self.card.get_or_init(|| card).clone())
+        let card = Arc::new(self.with_gguf(ModelCard::of)?);
+        Ok(Arc::clone(self.card.get_or_init(|| card)))
     }
 
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -46,8 +46,8 @@ pub fn load_with(model: Model, engine: &EngineOptions, n_parallel: usize, n_queu
 pub struct Once<F>(Mutex<Option<F>>);
 
 impl<F: FnOnce() -> Result<Loaded, Error> + Send> ModelSource for Once<F> {
-    fn card(&self) -> Result<ModelCard, SourceError> {
-        Ok(ModelCard::of(Model::built_in()?.gguf()))
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
+        Ok(Arc::new(ModelCard::of(Model::built_in()?.gguf())))
     }
 
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {

@@ -1,6 +1,6 @@
 //! ollama's paths that tell of models and change them.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metal_attention_server::http::{
@@ -16,8 +16,8 @@ use crate::{PROMPT, STORY};
 struct Source;
 
 impl ModelSource for Source {
-    fn card(&self) -> Result<ModelCard, SourceError> {
-        Ok(ModelCard::of(metal_attention::Model::built_in()?.gguf()))
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
+        Ok(Arc::new(ModelCard::of(metal_attention::Model::built_in()?.gguf())))
     }
 
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {

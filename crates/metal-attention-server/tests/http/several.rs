@@ -26,8 +26,8 @@ struct Source {
 }
 
 impl ModelSource for Source {
-    fn card(&self) -> Result<ModelCard, SourceError> {
-        Ok(ModelCard::of(metal_attention::Model::built_in()?.gguf()))
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
+        Ok(Arc::new(ModelCard::of(metal_attention::Model::built_in()?.gguf())))
     }
 
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {

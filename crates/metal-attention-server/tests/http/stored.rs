@@ -22,6 +22,8 @@ struct Folder {
     versions: Mutex<BTreeMap<String, u64>>,
     /// The loads, as `name@version`.
     loads: Mutex<Vec<String>>,
+    /// The models whose files were looked at.
+    cards: Mutex<Vec<String>>,
     /// Held by a test, looking through the store waits.
     gate: Mutex<()>,
     is_looked_through: AtomicBool,
@@ -61,8 +63,9 @@ struct Source {
 }
 
 impl ModelSource for Source {
-    fn card(&self) -> Result<ModelCard, SourceError> {
-        Ok(ModelCard::of(metal_attention::Model::built_in()?.gguf()))
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
+        self.folder.cards.lock().unwrap().push(self.name.clone());
+        Ok(Arc::new(ModelCard::of(metal_attention::Model::built_in()?.gguf())))
     }
 
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
@@ -117,6 +120,16 @@ fn looking_through_a_store_holds_up_no_other_request() {
     drop(gate);
     let answer = Answer::read(waiting);
     assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
+}
+
+#[test]
+fn only_files_of_loaded_models_are_read_for_what_is_loaded() {
+    let (server, folder) = serve();
+    assert_eq!(server.post("/api/pull", &json!({"model": "b", "stream": false})).status, 200);
+    assert_eq!(server.post("/v1/completions", &completion("a")).status, 200);
+    let models = server.get("/api/ps").json()["models"].as_array().unwrap().clone();
+    assert_eq!(models.iter().map(|model| &model["name"]).collect::<Vec<_>>(), ["a:latest"]);
+    assert_eq!(*folder.cards.lock().unwrap(), ["a"]);
 }
 
 /// A server whose model `a` takes no more requests, as long as the answer whose events these are goes on.

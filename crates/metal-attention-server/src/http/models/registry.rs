@@ -64,7 +64,7 @@ impl Entry {
 
     /// What is known of the model without loading it. It may read the file: not to be called on a thread that serves
     /// others.
-    pub fn card(&self) -> Result<ModelCard, SourceError> {
+    pub fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
         self.unit.source.card()
     }
 }

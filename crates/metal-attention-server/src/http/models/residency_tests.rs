@@ -12,8 +12,8 @@ use super::*;
 struct Source(Mutex<Receiver<()>>);
 
 impl ModelSource for Source {
-    fn card(&self) -> Result<ModelCard, SourceError> {
-        Ok(ModelCard::of(Model::built_in()?.gguf()))
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
+        Ok(Arc::new(ModelCard::of(Model::built_in()?.gguf())))
     }
 
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {

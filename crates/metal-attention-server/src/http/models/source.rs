@@ -1,6 +1,7 @@
 //! Where models come from.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use super::card::ModelCard;
 use super::keep_alive::KeepAlive;
@@ -13,7 +14,7 @@ pub type SourceError = Box<dyn Error + Send + Sync>;
 /// Where a model comes from, and how it is set up.
 pub trait ModelSource: Send + Sync {
     /// What is known of the model without loading it.
-    fn card(&self) -> Result<ModelCard, SourceError>;
+    fn card(&self) -> Result<Arc<ModelCard>, SourceError>;
 
     /// The memory that loading the model takes; empty where that is not known.
     fn need(&self) -> Result<Vec<MemoryNeed>, SourceError>;

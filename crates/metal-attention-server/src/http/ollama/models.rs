@@ -155,7 +155,7 @@ fn modified(app: &App, card: &ModelCard) -> String {
 }
 
 /// The models whose files can be read, with what is known of them.
-fn known(models: Vec<Arc<Entry>>) -> impl Iterator<Item = (Arc<Entry>, ModelCard)> {
+fn known(models: impl IntoIterator<Item = Arc<Entry>>) -> impl Iterator<Item = (Arc<Entry>, Arc<ModelCard>)> {
     models.into_iter().filter_map(|entry| match entry.card() {
         Ok(card) => Some((entry, card)),
         Err(error) => {
@@ -170,13 +170,13 @@ fn known(models: Vec<Arc<Entry>>) -> impl Iterator<Item = (Arc<Entry>, ModelCard
     responses((status = 200, description = "The models", body = Tags)))]
 pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> {
     let list = apart(&app, |app| {
-        let tag = |(entry, card): (Arc<Entry>, ModelCard)| Tag {
+        let tag = |(entry, card): (Arc<Entry>, Arc<ModelCard>)| Tag {
             name: tagged(entry.main_name()),
             model: tagged(entry.main_name()),
             modified_at: modified(app, &card),
             size: card.size,
             details: Details::of(&card),
-            digest: card.digest,
+            digest: card.digest.clone(),
         };
         Ok(Tags { models: known(app.models.list()).map(tag).collect() })
     });
@@ -218,7 +218,7 @@ struct Process {
     responses((status = 200, description = "The models", body = Processes)))]
 pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiError> {
     let list = apart(&app, |app| {
-        let process = |(entry, card): (Arc<Entry>, ModelCard)| {
+        let process = |(entry, card): (Arc<Entry>, Arc<ModelCard>)| {
             let loaded = app.models.loaded(&entry)?;
             let status = app.models.status(&entry);
             let bytes = |of: fn(&str) -> bool| -> u64 {
@@ -231,7 +231,7 @@ pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiErro
                 // Where nothing is known of the memory, the files tell the least of it.
                 size: if set_aside == 0 { card.size } else { set_aside },
                 details: Details::of(&card),
-                digest: card.digest,
+                digest: card.digest.clone(),
                 expires_at: rfc3339(
                     Timestamp::now().saturating_add(status.goes_in.unwrap_or(FOREVER)).unwrap_or_default(),
                 ),
@@ -239,7 +239,9 @@ pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiErro
                 context_length: loaded.n_ctx,
             })
         };
-        Ok(Processes { models: known(app.models.list()).filter_map(process).collect() })
+        // Of the others no file is read.
+        let loaded = app.models.list().into_iter().filter(|entry| app.models.loaded(entry).is_some());
+        Ok(Processes { models: known(loaded).filter_map(process).collect() })
     });
     Ok(axum::Json(list.await?))
 }
