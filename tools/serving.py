@@ -1,4 +1,4 @@
-"""Starts `metal-attention serve` for the tools that test it."""
+"""Starts `metal-attention serve`, and other programs, for the tools that test it."""
 
 import contextlib
 import os
@@ -22,6 +22,13 @@ def binary():
     if not built:
         raise SystemExit("there is no program to test: run cargo build, or name one in METAL_ATTENTION")
     return str(max(built, key=lambda path: path.stat().st_mtime))
+
+
+def run(command, **options):
+    """What a command that has to succeed writes on stdout."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
 
 
 class Server:

@@ -2,21 +2,13 @@
 
 import asyncio
 import math
-from typing import Literal
 
-from pydantic import BaseModel, Field
+from clients.child import Child
 
 PROMPT = "Once upon a time"
 STORY = ", there was a little girl"
 ASK = "What is the weather in Rome?"
 GREEDY = {"temperature": 0, "num_predict": 8}
-
-
-class Child(BaseModel):
-    """A child of a story."""
-
-    name: Literal["Lily", "Tom"]
-    age: int = Field(ge=1, le=9)
 
 
 def weather(city: str) -> str:

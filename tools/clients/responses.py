@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 from typing import Literal
 
-import speaker
-from pydantic import BaseModel, Field
-from serving import serving
+from clients import speaker
+from clients.child import Child
+from serving import run, serving
 
 MODEL = "stories260K"
 ASK = "What is the weather in Rome?"
@@ -26,13 +26,6 @@ WEATHER = {
     },
     "strict": True,
 }
-
-
-class Child(BaseModel):
-    """A child of a story."""
-
-    name: Literal["Lily", "Tom"]
-    age: int = Field(ge=1, le=9)
 
 
 def openai_responses(url):
@@ -134,9 +127,3 @@ def codex(_, packages):
         items = [event["item"] for line in said.splitlines() if (event := json.loads(line))["type"] == "item.completed"]
         [ran] = [item for item in items if item["type"] == "command_execution"]
         assert ran["exit_code"] == 0 and "42" in ran["aggregated_output"], ran
-
-
-def run(command, **options):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
-    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}: {done.stdout}{done.stderr}"
-    return done.stdout
