@@ -78,7 +78,7 @@ pub use metal_attention_tokenizer as tokenizer;
 pub use metal_attention_wgpu as kernels;
 #[cfg(feature = "gpu")]
 pub use metal_attention_wgpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache};
-pub use model::{BUILT_IN_MODEL, Model, ModelOptions};
+pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedText, SessionError, SessionFile};
 pub use text_stream::TextStream;

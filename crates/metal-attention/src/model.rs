@@ -124,7 +124,12 @@ impl Model {
 /// Bytes of a tensor that are hashed at each of its ends.
 const HASHED: usize = 4096;
 
-fn fingerprint(file: &GgufFile) -> [u8; 32] {
+/// SHA-256 of a file's metadata and of its tensors' names, shapes and types.
+pub fn table_digest(file: &GgufFile) -> [u8; 32] {
+    table_hash(file).finalize().into()
+}
+
+fn table_hash(file: &GgufFile) -> Sha256 {
     let mut hash = Hash(Sha256::new());
     let mut write = |line: fmt::Arguments<'_>| hash.write_fmt(line).expect("hashing cannot fail");
     for (key, value) in file.metadata().iter() {
@@ -133,7 +138,11 @@ fn fingerprint(file: &GgufFile) -> [u8; 32] {
     for tensor in file.tensors() {
         write(format_args!("{:?} {:?} {}\n", tensor.name(), tensor.shape(), tensor.ty().name()));
     }
-    let Hash(mut hash) = hash;
+    hash.0
+}
+
+fn fingerprint(file: &GgufFile) -> [u8; 32] {
+    let mut hash = table_hash(file);
     for tensor in file.tensors() {
         let bytes = tensor.bytes();
         let n = bytes.len().min(HASHED);

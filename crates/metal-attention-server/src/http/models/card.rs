@@ -1,14 +1,13 @@
 //! What is known of a model without loading it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
 use metal_attention::gguf::{GgufFile, Value as GgufValue};
+use metal_attention::table_digest;
 use metal_attention_chat::ChatTemplate;
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
 /// What is known of a model without loading it.
 #[derive(Debug, Clone)]
@@ -72,7 +71,7 @@ impl ModelCard {
             metadata: scalars(gguf),
             template: text("tokenizer.chat_template").map(str::to_owned),
             capabilities: Capabilities::of(gguf, &architecture),
-            digest: digest(gguf),
+            digest: table_digest(gguf).map(|byte| format!("{byte:02x}")).concat(),
             architecture,
             path,
         }
@@ -98,24 +97,6 @@ fn scalars(gguf: &GgufFile) -> Map<String, Value> {
     };
     let is_template = |key: &str| key.starts_with("tokenizer.chat_template");
     gguf.metadata().iter().filter(|(key, _)| !is_template(key)).map(|(key, v)| (key.to_owned(), value(v))).collect()
-}
-
-/// SHA-256 of the metadata and the tensor table.
-fn digest(gguf: &GgufFile) -> String {
-    let mut hash = Sha256::new();
-    for (key, value) in gguf.metadata().iter() {
-        hash.update(key);
-        hash.update(format!("{value:?}"));
-    }
-    for tensor in gguf.tensors() {
-        hash.update(tensor.name());
-        hash.update(format!("{:?} {} {}", tensor.shape(), tensor.ty().name(), tensor.bytes().len()));
-    }
-    hash.finalize().iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 impl Capabilities {
