@@ -23,6 +23,8 @@ struct Source {
     log: Log,
     /// How many of all sources are being loaded now, and how many were at most.
     loading: Arc<(AtomicUsize, AtomicUsize)>,
+    /// A load waits until this many have run at once, for ten seconds at most.
+    together: usize,
 }
 
 impl ModelSource for Source {
@@ -38,7 +40,11 @@ impl ModelSource for Source {
         self.log.lock().unwrap().push(format!("+{}", self.name));
         let now = self.loading.0.fetch_add(1, Ordering::SeqCst) + 1;
         self.loading.1.fetch_max(now, Ordering::SeqCst);
+        let begun = Instant::now();
         std::thread::sleep(Duration::from_millis(20));
+        while self.loading.1.load(Ordering::SeqCst) < self.together && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.loading.0.fetch_sub(1, Ordering::SeqCst);
         if self.fails {
             return Err("the file is damaged".into());
@@ -55,12 +61,13 @@ impl ModelSource for Source {
 struct Cast {
     log: Log,
     loading: Arc<(AtomicUsize, AtomicUsize)>,
+    together: usize,
     models: Vec<ModelConfig>,
 }
 
 impl Cast {
     fn new(models: &[(&'static str, u64)]) -> Self {
-        let mut cast = Self { log: Log::default(), loading: Arc::default(), models: Vec::new() };
+        let mut cast = Self { log: Log::default(), loading: Arc::default(), together: 1, models: Vec::new() };
         for (name, bytes) in models {
             cast.add(name, *bytes, false);
         }
@@ -68,7 +75,8 @@ impl Cast {
     }
 
     fn add(&mut self, name: &'static str, bytes: u64, fails: bool) -> &mut ModelConfig {
-        let source = Source { name, bytes, fails, log: Arc::clone(&self.log), loading: Arc::clone(&self.loading) };
+        let (log, loading) = (Arc::clone(&self.log), Arc::clone(&self.loading));
+        let source = Source { name, bytes, fails, log, loading, together: self.together };
         self.models.push(ModelConfig {
             names: vec![name.into()],
             source: Box::new(source),
@@ -160,7 +168,10 @@ fn two_hundred_requests_over_three_models_with_room_for_two() {
 
 #[test]
 fn models_that_fit_are_loaded_together() {
-    let cast = Cast::new(&[("a", 500), ("b", 500)]);
+    let mut cast = Cast { together: 2, ..Cast::new(&[]) };
+    for name in ["a", "b"] {
+        cast.add(name, 500, false);
+    }
     let most_at_once = Arc::clone(&cast.loading);
     let (server, _) = cast.serve();
     std::thread::scope(|scope| {
