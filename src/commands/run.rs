@@ -330,6 +330,7 @@ impl Args {
             n_predict: usize::try_from(self.n_predict).ok(),
             stop,
             ignore_eos: self.ignore_eos,
+            ..Default::default()
         });
         while !interrupt::requested()
             && let Some(token) = generation.next()

@@ -12,8 +12,12 @@ pub struct GenerateOptions {
     pub n_predict: Option<usize>,
     /// Strings that end the text; they are not part of it.
     pub stop: Vec<String>,
-    /// Never choose a token that ends the text.
+    /// Tokens that end the text besides those of the vocabulary; they are not part of it.
+    pub stop_ids: Vec<u32>,
+    /// Never choose a token with which the vocabulary ends a text.
     pub ignore_eos: bool,
+    /// Choose no token that ends the text before there are so many others.
+    pub min_tokens: usize,
 }
 
 /// Why a generation ended.
@@ -61,8 +65,13 @@ pub struct Generation<'a> {
     text: TextStream<'a>,
     /// Tokens to be generated yet.
     remaining: Option<usize>,
-    /// Tokens never to choose.
-    forbidden: &'a [u32],
+    /// Tokens to be generated yet before the text may end.
+    min_remaining: usize,
+    stop_ids: Vec<u32>,
+    /// Tokens that are not chosen before the text may end: all that end it.
+    forbidden_first: Vec<u32>,
+    /// Tokens that are not chosen after that.
+    forbidden_later: &'a [u32],
     /// No token comes any more: the generation stopped or failed.
     ended: bool,
     stop_reason: Option<StopReason>,
@@ -70,10 +79,16 @@ pub struct Generation<'a> {
 
 impl<'a> Generation<'a> {
     pub(crate) fn new(tokenizer: &'a Tokenizer, sequence: &'a mut Sequence, options: GenerateOptions) -> Self {
+        // What the vocabulary has not never comes.
+        let in_vocabulary = |id: &u32| (*id as usize) < tokenizer.n_vocab();
+        let stop_ids: Vec<u32> = options.stop_ids.into_iter().filter(in_vocabulary).collect();
         Self {
             text: TextStream::new(tokenizer, sequence.ids(), options.stop),
             remaining: options.n_predict,
-            forbidden: if options.ignore_eos { tokenizer.end_of_generation() } else { &[] },
+            min_remaining: options.min_tokens,
+            forbidden_first: tokenizer.end_of_generation().iter().chain(&stop_ids).copied().collect(),
+            forbidden_later: if options.ignore_eos { tokenizer.end_of_generation() } else { &[] },
+            stop_ids,
             ended: false,
             stop_reason: None,
             tokenizer,
@@ -112,8 +127,9 @@ impl<'a> Generation<'a> {
             self.stop(StopReason::ContextFull);
             return Ok(None);
         }
-        let id = self.sequence.step(self.forbidden)?;
-        if self.tokenizer.is_end_of_generation(id) {
+        let forbidden = if self.min_remaining > 0 { &self.forbidden_first } else { self.forbidden_later };
+        let id = self.sequence.step(forbidden)?;
+        if self.tokenizer.is_end_of_generation(id) || self.stop_ids.contains(&id) {
             self.stop(StopReason::EndOfGeneration);
             return Ok(None);
         }
@@ -121,6 +137,7 @@ impl<'a> Generation<'a> {
         if let Some(n) = &mut self.remaining {
             *n -= 1;
         }
+        self.min_remaining = self.min_remaining.saturating_sub(1);
         let (text, stopped) = self.text.push(id);
         if stopped {
             self.stop(StopReason::StopString);

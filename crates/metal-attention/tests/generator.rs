@@ -207,6 +207,32 @@ fn the_end_of_the_text_can_be_ignored() {
 }
 
 #[test]
+fn stop_ids_end_the_text_once_it_has_its_least_tokens() {
+    let model = Model::built_in().unwrap();
+    let eos = model.tokenizer().unwrap().eos().unwrap();
+    let mut generator = generator(&EngineOptions::default());
+    let ids = |generator: &mut Generator, options: GenerateOptions| -> (Vec<u32>, Option<StopReason>) {
+        let mut generation = generator.complete("Once upon a time", options).unwrap();
+        let ids = generation.by_ref().map(|token| token.unwrap().id).collect();
+        (ids, generation.stop_reason())
+    };
+    let (story, _) = ids(&mut generator, tokens(8));
+    assert_eq!(story[..4], [432, 383, 286, 261]);
+    let stopping = |min_tokens| GenerateOptions { stop_ids: vec![286, 9999], min_tokens, ..tokens(8) };
+    let end = Some(StopReason::EndOfGeneration);
+    assert_eq!(ids(&mut generator, stopping(0)), (vec![432, 383], end));
+    assert_eq!(ids(&mut generator, stopping(2)), (vec![432, 383], end));
+    let (longer, _) = ids(&mut generator, stopping(3));
+    assert_eq!(longer[..2], [432, 383]);
+    assert!(longer.len() > 2 && longer[2] != 286, "{longer:?}");
+
+    let sampling = SamplerOptions { logit_bias: vec![(eos, 1e6)], ..SamplerOptions::greedy() };
+    generator.set_sampling(sampling).unwrap();
+    let least = GenerateOptions { min_tokens: 3, ..tokens(8) };
+    assert_eq!(ids(&mut generator, least), (vec![432, 383, 286], end));
+}
+
+#[test]
 fn the_same_seed_gives_the_same_text() {
     let model = Model::built_in().unwrap();
     let sampling = |seed| SamplerOptions { temperature: 1.2, seed: Some(seed), ..Default::default() };

@@ -185,7 +185,7 @@ impl Session {
         let mut generation = self.generator.generate(GenerateOptions {
             n_predict: self.options.n_predict,
             stop: self.options.stop.clone(),
-            ignore_eos: false,
+            ..Default::default()
         });
         let mut progress = Some(progress);
         while !interrupt::requested()

@@ -251,11 +251,18 @@ impl Events {
     }
 
     /// Waits for the end of the text.
-    pub async fn completion(mut self) -> Result<Completion, RequestError> {
+    pub async fn completion(self) -> Result<Completion, RequestError> {
+        self.completion_with(|_| ()).await
+    }
+
+    /// [`completion`](Self::completion), which gives `observe` each event first.
+    pub async fn completion_with(mut self, mut observe: impl FnMut(&Event)) -> Result<Completion, RequestError> {
         let mut so_far = CompletionSoFar::default();
         loop {
             let event = self.receiver.recv().await;
-            if let Some(completion) = so_far.take(self.told(event))? {
+            let event = self.told(event);
+            observe(&event);
+            if let Some(completion) = so_far.take(event)? {
                 return Ok(completion);
             }
         }

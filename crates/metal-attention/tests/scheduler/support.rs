@@ -123,8 +123,13 @@ pub fn alone(model: &Model, request: &Request) -> (Vec<u32>, String) {
 pub fn alone_in(model: &Model, engine: &EngineOptions, request: &Request) -> (Vec<u32>, String) {
     let mut generator = Generator::new(model, engine, request.sampling.clone()).unwrap();
     generator.prompt(&request.prompt, |_, _| ControlFlow::Continue(())).unwrap();
-    let options =
-        GenerateOptions { n_predict: request.max_tokens, stop: request.stop.to_vec(), ignore_eos: request.ignore_eos };
+    let options = GenerateOptions {
+        n_predict: request.max_tokens,
+        stop: request.stop.to_vec(),
+        stop_ids: request.stop_ids.to_vec(),
+        ignore_eos: request.ignore_eos,
+        min_tokens: request.min_tokens,
+    };
     let mut generation = generator.generate(options);
     let (mut ids, mut text) = (Vec::new(), String::new());
     for token in generation.by_ref() {
