@@ -7,18 +7,20 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use metal_attention::sampling::{NumberOption, SamplerOptions};
-use metal_attention::scheduler::{Client, Scheduler, SubmitError};
+use metal_attention::scheduler::{Client, Request, Scheduler, SubmitError};
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{Device, EngineOptions, Watch};
-use metal_attention_chat::{Message, RenderRequest, Tool};
+use metal_attention::{Constraint, Device, EngineOptions, Watch};
+use metal_attention_chat::ChatTemplate;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
-use serde::de::DeserializeOwned;
 
-use crate::errors::{self, EngineError, OptionError, PromptError, TemplateError};
+use crate::conversation::{Answer, Conversation, Rendering};
+use crate::errors::{self, EngineError, OptionError, PromptError};
+use crate::grammar::PyGrammar;
 use crate::load::{Loaded, Wanted};
-use crate::params::request;
-use crate::text::{Completion, EventStream, failure};
+use crate::params::{python_name, request};
+use crate::processor::Raised;
+use crate::text::{Completion, EventStream};
 use crate::wait::Threads;
 
 /// Requests of a call that wait while others run: so many times the texts that run at once.
@@ -40,11 +42,12 @@ pub struct Engine {
 impl Engine {
     /// Loads a model. Ctrl-C ends it.
     #[new]
-    #[pyo3(signature = (model, *, device, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
+    #[pyo3(signature = (model, *, device, n_cards, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
     fn new(
         py: Python<'_>,
         model: Option<String>,
         device: &str,
+        n_cards: usize,
         n_ctx: Option<usize>,
         n_parallel: usize,
         n_threads: Option<usize>,
@@ -56,8 +59,16 @@ impl Engine {
         let device: Device = device.parse().map_err(|error| errors::of_model(&error))?;
         let cache_type = cache_type.parse().map_err(|why| OptionError::new_err(format!("cache_type: {why}")))?;
         let watch = Watch::default();
-        let engine =
-            EngineOptions { device, n_ctx, n_threads, cache_type, exact, watch: watch.clone(), ..Default::default() };
+        let engine = EngineOptions {
+            device,
+            n_cards,
+            n_ctx,
+            n_threads,
+            cache_type,
+            exact,
+            watch: watch.clone(),
+            ..Default::default()
+        };
         let wanted = Wanted { model, in_memory, engine, n_parallel, download };
         let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
         let threads = Threads::start().map_err(without_thread)?;
@@ -114,16 +125,17 @@ impl Engine {
         self.loaded.tokenizer.eos()
     }
 
-    /// Whether the model brought a chat template that works.
+    /// The token in the place of what the vocabulary has not, where the model has one.
     #[getter]
-    fn has_chat_template(&self) -> bool {
-        !self.loaded.template.is_fallback()
+    fn unk_token_id(&self) -> Option<u32> {
+        self.loaded.tokenizer.unknown()
     }
 
-    /// Strings that end an answer where the model has no token for it.
+    /// The chat template that the model brought, where that works.
     #[getter]
-    fn chat_stop(&self) -> Vec<&'static str> {
-        self.loaded.template.stop_strings().to_vec()
+    fn chat_template(&self) -> Option<&str> {
+        let template = &self.loaded.template;
+        (!template.is_fallback()).then(|| template.source())
     }
 
     /// What the model's file recommends for sampling, as a JSON object with the names of `SamplingParams`.
@@ -133,7 +145,6 @@ impl Engine {
         let has = |key: Option<&str>| key.is_some_and(|key| metadata.get(key).is_some());
         let mut recommended = serde_json::Map::new();
         for option in NumberOption::ALL.iter().filter(|option| has(option.metadata_key)) {
-            let name = if option.name == "repeat_penalty" { "repetition_penalty" } else { option.name };
             let value = option.get(&options);
             let json = if option.is_count() {
                 // What is too large for a number of tokens is all of them.
@@ -141,7 +152,7 @@ impl Engine {
             } else {
                 value.into()
             };
-            recommended.insert(name.to_owned(), json);
+            recommended.insert(python_name(option).to_owned(), json);
         }
         if has(Some(SamplerOptions::SEQUENCE_KEY)) {
             let names: Vec<_> = options.order.iter().map(ToString::to_string).collect();
@@ -170,30 +181,65 @@ impl Engine {
         decoder.push(id) + &decoder.finish()
     }
 
-    /// The text and the ids of a conversation; messages, tools and variables in JSON.
-    fn chat_prompt(
+    /// A token as the vocabulary spells it.
+    fn id_to_token(&self, id: u32) -> Option<&str> {
+        self.loaded.tokenizer.token_text(id)
+    }
+
+    /// The token that the vocabulary spells so.
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.loaded.tokenizer.token_id(token)
+    }
+
+    /// Whether a token is a control token, which has no text.
+    fn is_control(&self, id: u32) -> bool {
+        self.loaded.tokenizer.is_control(id)
+    }
+
+    /// A conversation as a prompt; messages, tools and variables in JSON. `chat_template`: another one than the model's.
+    fn conversation(
         &self,
         py: Python<'_>,
         messages: &str,
         tools: &str,
         variables: &str,
         add_generation_prompt: bool,
-    ) -> PyResult<(String, Vec<u32>)> {
-        let messages: Vec<Message> = parse(messages, "messages")?;
-        let tools: Vec<Tool> = parse(tools, "tools")?;
-        let variables = parse(variables, "chat_template_kwargs")?;
-        let conversation = RenderRequest {
-            messages: &messages,
-            tools: &tools,
-            add_generation_prompt,
-            variables: Some(&variables),
-            ..Default::default()
-        };
+        continue_final_message: bool,
+        chat_template: Option<&str>,
+    ) -> PyResult<Conversation> {
+        let tokenizer = &self.loaded.tokenizer;
         py.detach(|| {
-            let prompt = self.loaded.template.render(&conversation).map_err(|error| errors::of_template(&error))?;
-            let ids = prompt.encode(&self.loaded.tokenizer);
-            Ok((prompt.text, ids))
+            let template = match chat_template {
+                None => self.loaded.template.clone(),
+                Some(source) => ChatTemplate::with_tokenizer(source, Some(Arc::clone(tokenizer)))
+                    .map_err(|error| errors::of_template(&error))?,
+            };
+            let rendering = Rendering { messages, tools, variables, add_generation_prompt, continue_final_message };
+            Conversation::render(template, tokenizer, rendering)
         })
+    }
+
+    /// The grammar of texts, or of answers to a conversation, that `fields` ask for: a JSON object of fields as in requests to the
+    /// server. None: they ask for nothing.
+    fn grammar(
+        &self,
+        py: Python<'_>,
+        fields: &str,
+        conversation: Option<&Bound<'_, Conversation>>,
+    ) -> PyResult<Option<PyGrammar>> {
+        let conversation = conversation.map(Bound::get);
+        py.detach(|| PyGrammar::make(&self.loaded.grammars, fields, conversation))
+    }
+
+    /// The grammar of an answer that calls a function; `parallel`: or several.
+    fn call_grammar(
+        &self,
+        py: Python<'_>,
+        conversation: &Bound<'_, Conversation>,
+        parallel: bool,
+    ) -> PyResult<PyGrammar> {
+        let conversation = conversation.get();
+        py.detach(|| PyGrammar::of_calls(&self.loaded.grammars, conversation, parallel))
     }
 
     /// The ids of a query and a document as one text.
@@ -204,28 +250,21 @@ impl Engine {
         }
     }
 
-    /// Continues prompts, each with parameters and its number among the texts of its prompt.
-    fn generate(
-        &self,
-        py: Python<'_>,
-        requests: Vec<(Vec<u32>, Bound<'_, PyAny>, u64)>,
-        done: Option<Py<PyAny>>,
-    ) -> PyResult<Vec<Completion>> {
-        let requests = requests.into_iter().map(|(ids, params, index)| request(ids, &params, index));
-        let requests: Vec<_> = requests.collect::<PyResult<_>>()?;
-        self.gather(py, requests, done.as_ref(), |scheduler, (request, raised)| {
+    /// Continues prompts.
+    fn generate(&self, py: Python<'_>, texts: Vec<Text<'_>>, done: Option<Py<PyAny>>) -> PyResult<Vec<Completion>> {
+        let texts = texts.into_iter().map(|text| self.asked(text)).collect::<PyResult<Vec<_>>>()?;
+        self.gather(py, texts, done.as_ref(), |scheduler, Asked { request, raised, answer }| {
             // Nobody looks at the text before it is finished.
-            let request = metal_attention::scheduler::Request { whole: true, ..request };
-            let events = scheduler.submit(request)?;
-            Ok(async move { events.completion().await.map(Completion::from).map_err(|why| failure(&why, &raised)) })
+            let events = scheduler.submit(Request { whole: true, ..request })?;
+            Ok(async move { Completion::of_events(events, answer, &raised).await })
         })
     }
 
     /// Continues a prompt, piece by piece.
-    fn stream(&self, ids: Vec<u32>, params: &Bound<'_, PyAny>) -> PyResult<EventStream> {
-        let (request, raised) = request(ids, params, 0)?;
+    fn stream(&self, text: Text<'_>) -> PyResult<EventStream> {
+        let Asked { request, raised, answer } = self.asked(text)?;
         let events = self.scheduler()?.submit(request).map_err(|error| errors::of_submit(&error))?;
-        Ok(EventStream::new(Arc::clone(&self.threads), events, raised))
+        Ok(EventStream::new(Arc::clone(&self.threads), events, answer, raised))
     }
 
     /// Makes a vector of each text.
@@ -265,7 +304,26 @@ impl Engine {
     }
 }
 
+/// What a text goes on with: the ids of its prompt, its parameters, its number among the texts of the prompt, the form that it
+/// must have, and the conversation that it answers.
+type Text<'py> = (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, Conversation>>);
+
+/// A text that is to be generated.
+struct Asked {
+    request: Request,
+    raised: Raised,
+    answer: Option<Answer>,
+}
+
 impl Engine {
+    fn asked(&self, (ids, params, index, grammar, conversation): Text<'_>) -> PyResult<Asked> {
+        let (request, raised) = request(ids, &params, index, self.n_vocab())?;
+        let has_form = grammar.as_ref().is_some_and(|grammar| grammar.get().is_form());
+        let constraint = grammar.map(|grammar| Box::new(grammar.get().fresh()) as Box<dyn Constraint>);
+        let answer = conversation.map(|chat| chat.get().answer(&self.loaded.tokenizer, has_form));
+        Ok(Asked { request: Request { constraint, ..request }, raised, answer })
+    }
+
     /// The queue; an error where it is closed, or in a process that was forked off.
     fn scheduler(&self) -> PyResult<Scheduler> {
         if self.process != std::process::id() {
@@ -311,9 +369,4 @@ impl Engine {
         }
         Ok(outcomes.into_iter().flatten().collect())
     }
-}
-
-/// Reads JSON; `what` names it in errors.
-fn parse<T: DeserializeOwned>(json: &str, what: &str) -> PyResult<T> {
-    serde_json::from_str(json).map_err(|error| TemplateError::new_err(format!("{what}: {error}")))
 }

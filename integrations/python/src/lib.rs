@@ -4,8 +4,10 @@
 //! Whatever takes time runs with Python detached, so that other threads go on; who waits looks for signals such as Ctrl-C
 //! now and then ([`wait`]).
 
+mod conversation;
 mod engine;
 mod errors;
+mod grammar;
 mod load;
 mod params;
 mod processor;
@@ -18,6 +20,8 @@ use pyo3::prelude::*;
 fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<engine::Engine>()?;
+    module.add_class::<conversation::Conversation>()?;
+    module.add_class::<grammar::PyGrammar>()?;
     module.add_class::<text::Completion>()?;
     module.add_class::<text::Event>()?;
     module.add_class::<text::EventStream>()

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use metal_attention::LogitsProcessor;
-use metal_attention::sampling::{SamplerKind, SamplerOptions};
+use metal_attention::sampling::{NumberOption, SamplerKind, SamplerOptions};
 use metal_attention::scheduler::Request;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
@@ -11,8 +11,9 @@ use pyo3::prelude::*;
 use crate::errors::OptionError;
 use crate::processor::{PythonProcessor, Raised};
 
-/// The `index`-th text that `params` want of the prompt `ids`, and what its logits processors will have raised.
-pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64) -> PyResult<(Request, Raised)> {
+/// The `index`-th text that `params` want of the prompt `ids`, in a vocabulary of `n_vocab` tokens, and what its logits processors
+/// will have raised.
+pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64, n_vocab: usize) -> PyResult<(Request, Raised)> {
     let raised = Raised::default();
     let processor: Option<Py<PyAny>> = call(params, "_processor")?;
     let logits_processor = processor.map(|function| {
@@ -20,13 +21,19 @@ pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64) -> PyResult
         processor
     });
     let stop: Vec<String> = call(params, "_stop")?;
+    let stop_ids: Vec<u32> = call(params, "_stop_token_ids")?;
+    let prompt_logprobs = most_probable(params, "prompt_logprobs", n_vocab)?;
     let request = Request {
         prompt: ids.into(),
         sampling: sampling(params, index)?,
         max_tokens: get(params, "max_tokens")?,
+        min_tokens: get(params, "min_tokens")?,
         stop: stop.into(),
+        stop_ids: stop_ids.into(),
         ignore_eos: get(params, "ignore_eos")?,
-        logprobs: get(params, "logprobs")?,
+        logprobs: most_probable(params, "logprobs", n_vocab)?,
+        // They are the same for all texts of a prompt.
+        prompt_logprobs: prompt_logprobs.filter(|_| index == 0),
         logits_processor,
         deadline: get::<Option<f64>>(params, "timeout")?.map(deadline).transpose()?,
         ..Default::default()
@@ -34,54 +41,44 @@ pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64) -> PyResult
     Ok((request, raised))
 }
 
+/// The name that `SamplingParams` has for an option: vLLM's, where it has another one.
+pub fn python_name(option: &NumberOption) -> &'static str {
+    if option.name == "repeat_penalty" { "repetition_penalty" } else { option.name }
+}
+
 fn sampling(params: &Bound<'_, PyAny>, index: u64) -> PyResult<SamplerOptions> {
-    let defaults = SamplerOptions::default();
-    let order: Option<Vec<String>> = call(params, "_samplers")?;
-    let kinds = |names: Vec<String>| names.iter().map(|name| name.parse()).collect::<Result<Vec<SamplerKind>, _>>();
-    let order = order.map(kinds).transpose().map_err(|error| OptionError::new_err(error.to_string()))?;
+    let mut options = SamplerOptions { logit_bias: call(params, "_logit_bias")?, ..SamplerOptions::default() };
+    for option in NumberOption::ALL {
+        let name = python_name(option);
+        let value: f64 = get(params, name)?;
+        let refused = |_| OptionError::new_err(format!("{name} is {value}, but it must be {}", option.allowed));
+        option.set(&mut options, value).map_err(refused)?;
+    }
+    if let Some(names) = call::<Option<Vec<String>>>(params, "_samplers")? {
+        let kinds = names.iter().map(|name| name.parse()).collect::<Result<Vec<SamplerKind>, _>>();
+        options.order = kinds.map_err(|error| OptionError::new_err(error.to_string()))?;
+    }
+    if let Some(breakers) = call(params, "_dry_sequence_breakers")? {
+        options.dry_sequence_breakers = breakers;
+    }
     // A seed below 0 is none, as everywhere.
     let seed = get::<Option<i128>>(params, "seed")?.filter(|&seed| seed >= 0);
     let too_large = |seed| OptionError::new_err(format!("seed is {seed}, but it must be at most {}", u64::MAX));
     let seed = seed.map(|seed| u64::try_from(seed).map_err(|_| too_large(seed))).transpose()?;
-    // 0 turns top_k off here; vLLM says -1, too.
-    let top_k: i64 = get(params, "top_k")?;
-    Ok(SamplerOptions {
-        temperature: get(params, "temperature")?,
-        dynatemp_range: get(params, "dynatemp_range")?,
-        dynatemp_exponent: get(params, "dynatemp_exponent")?,
-        top_k: if top_k == -1 { 0 } else { count("top_k", top_k)? },
-        top_p: get(params, "top_p")?,
-        min_p: get(params, "min_p")?,
-        typical_p: get(params, "typical_p")?,
-        top_n_sigma: get(params, "top_n_sigma")?,
-        xtc_probability: get(params, "xtc_probability")?,
-        xtc_threshold: get(params, "xtc_threshold")?,
-        penalty_last_n: last_n(params, "penalty_last_n")?,
-        repeat_penalty: get(params, "repetition_penalty")?,
-        frequency_penalty: get(params, "frequency_penalty")?,
-        presence_penalty: get(params, "presence_penalty")?,
-        dry_multiplier: get(params, "dry_multiplier")?,
-        dry_base: get(params, "dry_base")?,
-        dry_allowed_length: get(params, "dry_allowed_length")?,
-        dry_penalty_last_n: last_n(params, "dry_penalty_last_n")?,
-        logit_bias: call(params, "_logit_bias")?,
-        order: order.unwrap_or(defaults.order),
-        min_keep: defaults.min_keep,
-        dry_sequence_breakers: defaults.dry_sequence_breakers,
-        seed: seed.map(|seed| seed.wrapping_add(index)),
-    })
+    options.seed = seed.map(|seed| seed.wrapping_add(index));
+    Ok(options)
 }
 
-/// So many tokens; -1: all there are.
-fn last_n(params: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
-    match get(params, name)? {
-        -1 => Ok(usize::MAX),
-        n => count(name, n),
+/// How many of the most probable tokens are told; -1: all.
+fn most_probable(params: &Bound<'_, PyAny>, name: &str, n_vocab: usize) -> PyResult<Option<usize>> {
+    match get::<Option<i64>>(params, name)? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(n_vocab)),
+        Some(n) => match usize::try_from(n) {
+            Ok(n) => Ok(Some(n)),
+            Err(_) => Err(OptionError::new_err(format!("{name} is {n}, but it must be -1 (all) or more"))),
+        },
     }
-}
-
-fn count(name: &str, n: i64) -> PyResult<usize> {
-    usize::try_from(n).map_err(|_| OptionError::new_err(format!("{name} is {n}, but it must be -1 or more")))
 }
 
 fn deadline(seconds: f64) -> PyResult<Instant> {

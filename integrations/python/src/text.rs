@@ -3,18 +3,20 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use metal_attention::scheduler::{self, Events, RequestError, TokenLogprobs};
+use metal_attention_chat::AnswerEvent;
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
+use crate::conversation::{Answer, delta_json, message_json};
 use crate::errors;
 use crate::processor::Raised;
 use crate::wait::Threads;
 
-/// The log probability of a token, and the most probable ones with theirs.
-type Logprobs = (f32, Vec<(u32, f32)>);
+/// The log probability of a token, its place among all, and the most probable ones with theirs.
+type Logprobs = (f32, usize, Vec<(u32, f32)>);
 
 fn logprobs(told: TokenLogprobs) -> Logprobs {
-    (told.logprob, told.top)
+    (told.logprob, told.rank, told.top)
 }
 
 /// A text from its first token to its end.
@@ -23,20 +25,38 @@ pub struct Completion {
     text: String,
     token_ids: Vec<u32>,
     logprobs: Vec<Logprobs>,
+    /// Of the prompt's tokens after the first.
+    prompt_logprobs: Vec<Logprobs>,
+    /// The answer to a conversation as a message, in JSON.
+    message: Option<String>,
     reason: &'static str,
     cached_tokens: usize,
     /// Queued, prefill, decode.
     seconds: (f64, f64, f64),
 }
 
-impl From<scheduler::Completion> for Completion {
-    fn from(completion: scheduler::Completion) -> Self {
-        let scheduler::Completion { ids, text, logprobs: told, prompt_logprobs: _, reason, usage, timings } =
-            completion;
+impl Completion {
+    /// Waits for a text; `answer` reads it where it answers a conversation.
+    pub async fn of_events(events: Events, answer: Option<Answer>, raised: &Raised) -> PyResult<Self> {
+        match answer {
+            None => events.completion().await.map(|completion| Self::new(completion, None)),
+            Some(mut answer) => {
+                let mut parts: Vec<AnswerEvent> = Vec::new();
+                let completion = events.completion_with(|event| parts.extend(answer.take(event))).await;
+                completion.map(|completion| Self::new(completion, Some(message_json(parts))))
+            }
+        }
+        .map_err(|why| failure(&why, raised))
+    }
+
+    fn new(completion: scheduler::Completion, message: Option<String>) -> Self {
+        let scheduler::Completion { ids, text, logprobs: told, prompt_logprobs, reason, usage, timings } = completion;
         Self {
             text,
             token_ids: ids,
             logprobs: told.into_iter().map(logprobs).collect(),
+            prompt_logprobs: prompt_logprobs.into_iter().map(logprobs).collect(),
+            message,
             reason: reason.name(),
             cached_tokens: usage.cached_tokens,
             seconds: (timings.queued.as_secs_f64(), timings.prefill.as_secs_f64(), timings.decode.as_secs_f64()),
@@ -46,25 +66,31 @@ impl From<scheduler::Completion> for Completion {
 
 /// A piece of a text. The last one has the reason why it ended.
 #[pyclass(frozen, get_all, module = "metal_attention._engine")]
+#[derive(Default)]
 pub struct Event {
     text: String,
     token_id: Option<u32>,
     logprobs: Option<Logprobs>,
+    /// Of the prompt's tokens after the first, in a piece of their own.
+    prompt_logprobs: Option<Vec<Logprobs>>,
+    /// What the piece adds to the answer to a conversation, in JSON.
+    delta: Option<String>,
     reason: Option<&'static str>,
 }
 
 impl Event {
-    fn new(event: scheduler::Event, raised: &Raised) -> PyResult<Self> {
+    fn new(event: scheduler::Event, answer: Option<&mut Answer>, raised: &Raised) -> PyResult<Self> {
+        let delta = answer.map(|answer| delta_json(answer.take(&event)));
         match event {
-            // No text asks for the prompt's log probabilities.
-            scheduler::Event::Prompt(_) => {
-                Ok(Self { text: String::new(), token_id: None, logprobs: None, reason: None })
+            scheduler::Event::Prompt(told) => {
+                let told = told.into_iter().map(logprobs).collect();
+                Ok(Self { prompt_logprobs: Some(told), delta, ..Self::default() })
             }
             scheduler::Event::Token { id, text, logprobs: told } => {
-                Ok(Self { text, token_id: Some(id), logprobs: told.map(logprobs), reason: None })
+                Ok(Self { text, token_id: Some(id), logprobs: told.map(logprobs), delta, ..Self::default() })
             }
             scheduler::Event::Done { reason, text, .. } => {
-                Ok(Self { text, token_id: None, logprobs: None, reason: Some(reason.name()) })
+                Ok(Self { text, delta, reason: Some(reason.name()), ..Self::default() })
             }
             scheduler::Event::Failed(why) => Err(failure(&why, raised)),
         }
@@ -84,10 +110,24 @@ pub struct EventStream {
     state: Mutex<State>,
 }
 
+/// The events of a text, and what reads them where it answers a conversation.
+pub struct Reading {
+    events: Events,
+    answer: Option<Answer>,
+}
+
+impl Reading {
+    /// The next piece; `None` after the last.
+    async fn next(&mut self, raised: &Raised) -> Option<PyResult<Event>> {
+        let event = self.events.recv().await?;
+        Some(Event::new(event, self.answer.as_mut(), raised))
+    }
+}
+
 /// Who gets the events.
 enum State {
     /// Whoever asks next.
-    Idle(Events),
+    Idle(Reading),
     /// Somebody who waits for the next one.
     Waiting,
     /// A callback.
@@ -97,15 +137,15 @@ enum State {
 }
 
 impl EventStream {
-    pub fn new(threads: Arc<Threads>, events: Events, raised: Raised) -> Self {
-        Self { threads, raised, state: Mutex::new(State::Idle(events)) }
+    pub fn new(threads: Arc<Threads>, events: Events, answer: Option<Answer>, raised: Raised) -> Self {
+        Self { threads, raised, state: Mutex::new(State::Idle(Reading { events, answer })) }
     }
 
     /// The events, to be given to somebody else; `None` where they are not to be had.
-    fn take(&self, next: State) -> Option<Events> {
+    fn take(&self, next: State) -> Option<Reading> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, next) {
-            State::Idle(events) => Some(events),
+            State::Idle(reading) => Some(reading),
             other => {
                 *state = other;
                 None
@@ -118,8 +158,8 @@ impl EventStream {
 impl EventStream {
     /// Waits for the next piece; None after the last.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Event>> {
-        let Some(mut events) = self.take(State::Waiting) else { return Ok(None) };
-        let outcome = self.threads.wait(py, events.recv());
+        let Some(mut reading) = self.take(State::Waiting) else { return Ok(None) };
+        let outcome = self.threads.wait(py, reading.next(&self.raised));
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let event = match outcome {
             Ok(event) => event,
@@ -129,20 +169,19 @@ impl EventStream {
             }
         };
         if matches!(*state, State::Waiting) {
-            *state = State::Idle(events);
+            *state = State::Idle(reading);
         }
         drop(state);
-        event.map(|event| Event::new(event, &self.raised)).transpose()
+        event.transpose()
     }
 
     /// Gives all further pieces to `callback`, from another thread; an exception in the place of the last where the text
     /// failed. Where the callback raises the text is cancelled.
     fn listen(&self, callback: Py<PyAny>) {
-        let Some(mut events) = self.take(State::Closed) else { return };
+        let Some(mut reading) = self.take(State::Closed) else { return };
         let raised = self.raised.clone();
         let task = self.threads.spawn(async move {
-            while let Some(event) = events.recv().await {
-                let event = Event::new(event, &raised);
+            while let Some(event) = reading.next(&raised).await {
                 let told = Python::try_attach(|py| match event {
                     Ok(event) => callback.call1(py, (event,)),
                     Err(error) => callback.call1(py, (error,)),

@@ -100,6 +100,45 @@ def test_stop_strings_end_a_text(llm: LLM) -> None:
         assert (text.text, text.finish_reason, text.stop_reason) == (", there was a little ", "stop", "stop_string")
 
 
+def test_stop_ids_end_a_text_once_it_has_its_least_tokens(llm: LLM) -> None:
+    story = llm.generate("Once upon a time", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert story[:4] == [432, 383, 286, 261]
+    for least in (0, 2):
+        params = SamplingParams(temperature=0, stop_token_ids=[286], min_tokens=least)
+        text = llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]
+        assert (text.token_ids, text.finish_reason, text.stop_reason) == ([432, 383], "stop", "end_of_text")
+    longer = SamplingParams(temperature=0, stop_token_ids=[286], min_tokens=3)
+    ids = llm.generate("Once upon a time", longer, use_tqdm=False)[0].outputs[0].token_ids
+    assert ids[:2] == [432, 383] and ids[2] != 286
+    assert llm.eos_token_id is not None
+    ends = SamplingParams(temperature=0, logit_bias={llm.eos_token_id: 1e6}, min_tokens=3)
+    assert llm.generate("Once upon a time", ends, use_tqdm=False)[0].outputs[0].token_ids == [432, 383, 286]
+    assert [id for piece in llm.stream("Once upon a time", ends) for id in piece.token_ids] == [432, 383, 286]
+
+
+def test_prompts_have_log_probabilities(llm: LLM) -> None:
+    prompt = "Once upon a time, there was"
+    params = SamplingParams(temperature=0, max_tokens=2, n=2, prompt_logprobs=2)
+    output = llm.generate(prompt, params, use_tqdm=False)[0]
+    ids, told = output.prompt_token_ids, output.prompt_logprobs
+    assert told is not None and len(told) == len(ids) and told[0] is None
+    rows = llm.logits(ids).astype(np.float64)
+    logprobs = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
+    for id, of, row in zip(ids[1:], told[1:], logprobs, strict=False):
+        assert of is not None
+        assert of[id].logprob == pytest.approx(row[id], abs=1e-3)
+        assert of[id].rank == 1 + (row > row[id]).sum()
+        assert [other for other in of if of[other].rank <= 2] == list(np.argsort(-row)[:2])
+        assert of[id].decoded_token == llm.get_tokenizer().decode(id) or of[id].decoded_token.strip() == llm.get_tokenizer().decode(id)
+    first = next(iter(llm.stream(prompt, params)))
+    assert (first.text, first.token_ids, first.prompt_logprobs) == ("", [], told)
+    all_of_them = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=-1, logprobs=-1), use_tqdm=False)[0]
+    assert all_of_them.prompt_logprobs is not None and len(all_of_them.prompt_logprobs[1] or {}) == llm.n_vocab
+    assert len((all_of_them.outputs[0].logprobs or [{}])[0]) == llm.n_vocab
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].prompt_logprobs is None
+    assert llm.generate("", SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)[0].prompt_logprobs == [None]
+
+
 def test_biases_forbid_and_favour_tokens(llm: LLM) -> None:
     comma, dot = llm.tokenize(",", add_special=False)[-1], llm.tokenize(".", add_special=False)[-1]
     forbid = SamplingParams(temperature=0, max_tokens=40, logit_bias={comma: float("-inf")})
@@ -117,7 +156,8 @@ def test_logprobs_are_the_log_softmax_of_the_logits(llm: LLM) -> None:
     logprobs = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
     for id, told, row in zip(text.token_ids, text.logprobs, logprobs, strict=True):
         assert told[id].logprob == pytest.approx(row[id], abs=1e-3)
-        top = [other for other in told if told[other].rank is not None]
+        assert told[id].rank == 1 + (row > row[id]).sum()
+        top = [other for other in told if told[other].rank <= 4]
         assert top == list(np.argsort(-row)[:4])
         assert [told[other].rank for other in top] == [1, 2, 3, 4]
     assert text.cumulative_logprob == pytest.approx(sum(row[id] for id, row in zip(text.token_ids, logprobs, strict=True)), abs=1e-2)
@@ -187,11 +227,16 @@ def test_bad_input_is_refused_in_the_words_of_the_library(llm: LLM) -> None:
         (PromptError, "the prompt has 600 tokens, but the context has room for 512", [5] * 600, GREEDY),
         (PromptError, "token id 512 is outside the vocabulary of 512 tokens", [1, 512], GREEDY),
         (PromptError, "the prompt is empty", {"prompt_token_ids": []}, GREEDY),
-        (OptionError, "sampling option temperature is -1, but it must be 0", "a", SamplingParams(temperature=-1)),
+        (OptionError, "temperature is -1, but it must be 0", "a", SamplingParams(temperature=-1)),
         (OptionError, "top_p is 2", "a", SamplingParams(top_p=2)),
         (OptionError, "there is no sampler named", "a", SamplingParams(samplers=["top_z"])),
         (OptionError, "max_tokens", "a", SamplingParams(max_tokens=-1)),
-        (OptionError, "top_k is -2", "a", SamplingParams(top_k=-2)),
+        (OptionError, "top_k is 2.5", "a", SamplingParams(top_k=2.5)),  # type: ignore[arg-type]
+        (OptionError, "repetition_penalty is 0, but it must be more than 0", "a", SamplingParams(repetition_penalty=0)),
+        (OptionError, "min_keep is -1", "a", SamplingParams(min_keep=-1)),
+        (OptionError, "logprobs is -2", "a", SamplingParams(logprobs=-2)),
+        (OptionError, "stop_token_ids", "a", SamplingParams(stop_token_ids=[-1])),
+        (PromptError, "token id 512 is outside", "a", SamplingParams(stop_token_ids=[512])),
         (OptionError, "timeout is NaN", "a", SamplingParams(timeout=float("nan"))),
         (OptionError, "logit bias of token 3", "a", SamplingParams(logit_bias={3: float("inf")})),
         (PromptError, "token id 9999", "a", SamplingParams(logit_bias={9999: 1})),

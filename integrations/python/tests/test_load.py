@@ -54,8 +54,6 @@ def test_bad_options_are_refused() -> None:
         with pytest.raises(kind, match=why) as error:
             LLM(**options)  # type: ignore[arg-type]
         assert isinstance(error.value, MetalAttentionError)
-    with pytest.raises(TypeError):
-        LLM(colour="red")  # type: ignore[call-arg]
 
 
 def _child(llm: LLM, answers: multiprocessing.SimpleQueue[str]) -> None:

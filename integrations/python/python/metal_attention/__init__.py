@@ -27,9 +27,12 @@ from .outputs import (
     ScoringOutput,
     ScoringRequestOutput,
     StreamOutput,
+    ToolCall,
 )
 from .sampling_params import LogitsProcessor, SamplingParams
 from .stream import Stream
+from .structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+from .tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
@@ -38,6 +41,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineError",
+    "GuidedDecodingParams",
     "HubError",
     "Logprob",
     "LogitsProcessor",
@@ -52,6 +56,9 @@ __all__ = [
     "ScoringRequestOutput",
     "Stream",
     "StreamOutput",
+    "StructuredOutputsParams",
     "TemplateError",
+    "Tokenizer",
+    "ToolCall",
     "__version__",
 ]

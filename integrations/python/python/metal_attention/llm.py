@@ -6,16 +6,19 @@ import atexit
 import itertools
 import json
 import os
+import random
 import warnings
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ._engine import Completion, Engine
+from . import vllm_arguments
+from ._engine import Completion, Conversation, Engine, Grammar
 from .errors import OptionError, PromptError
 from .outputs import (
     CompletionOutput,
@@ -30,12 +33,31 @@ from .outputs import (
 from .progress import DownloadProgress, Progress
 from .sampling_params import Logits, SamplingParams
 from .stream import Stream, _finish_reason
+from .tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's `{"prompt": text}` and `{"prompt_token_ids": ids}`."""
 
 Message: TypeAlias = Mapping[str, Any]
 """A message as OpenAI's interface has it: `{"role": "user", "content": "Hello!"}`."""
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | Mapping[str, Any]
+"""Whether an answer calls a function: "auto", as the model likes; "none"; "required"; or OpenAI's object, which names one."""
+
+_MOST_CARDS = 8
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """What is to be continued."""
+
+    text: str | None
+    """None where it was given as token ids."""
+    token_ids: list[int]
+    conversation: Conversation | None = None
+    """The conversation that it is."""
+    calls: Literal["one", "several"] | None = None
+    """Functions that the answer must call."""
 
 
 _open: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -72,6 +94,12 @@ class LLM:
         exact: bool = False,
         in_memory: bool = False,
         use_tqdm: bool = True,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        tensor_parallel_size: int = 1,
+        dtype: Any = "auto",
+        seed: int | None = None,
+        **vllm: Any,
     ) -> None:
         """Loads a model.
 
@@ -86,8 +114,26 @@ class LLM:
         exact: compute in F32 where it could be faster with less.
         in_memory: read the file instead of mapping it.
         use_tqdm: show a download's progress.
+        max_model_len, max_num_seqs: vLLM's names for `n_ctx` and `n_parallel`, which come before these.
+        tensor_parallel_size: NVIDIA GPUs that share the model out: `device`, "cuda" where that is "auto", and those that follow.
+        dtype: "auto", the types of the model's file; "float32": the same as `exact`.
+        seed: what the seeds of texts that have none of their own are drawn from, one for each prompt in their order.
+        vllm: further arguments of vLLM's. What asks for nothing is accepted; what would change texts is an `OptionError`.
         """
-        for name, value in (("n_ctx", n_ctx), ("n_parallel", n_parallel), ("n_threads", n_threads)):
+        vllm_arguments.check("LLM", vllm)
+        exact = vllm_arguments.exact_of_dtype(dtype) or exact
+        if not 1 <= tensor_parallel_size <= _MOST_CARDS:
+            raise OptionError(f"tensor_parallel_size is {tensor_parallel_size}, but it must be from 1 to {_MOST_CARDS}")
+        if tensor_parallel_size > 1 and device == "auto":
+            device = "cuda"
+        counts = {
+            "n_ctx": n_ctx,
+            "n_parallel": n_parallel,
+            "n_threads": n_threads,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+        }
+        for name, value in counts.items():
             if value is not None and not 0 <= value < 1 << 63:
                 raise OptionError(f"{name} is {value}, but it must be at least 1 and what memory has room for")
         path = None if model is None else os.fspath(model)
@@ -96,8 +142,9 @@ class LLM:
             self._engine = Engine(
                 path,
                 device=device,
-                n_ctx=n_ctx,
-                n_parallel=n_parallel,
+                n_cards=tensor_parallel_size,
+                n_ctx=n_ctx if max_model_len is None else max_model_len,
+                n_parallel=n_parallel if max_num_seqs is None else max_num_seqs,
                 n_threads=n_threads,
                 cache_type=cache_type,
                 exact=exact,
@@ -108,6 +155,7 @@ class LLM:
             download.close()
         _open.add(self._engine)
         self._request_ids = itertools.count()
+        self._seeds = None if seed is None else random.Random(seed)
         self._warned_of_template = False
 
     @classmethod
@@ -155,6 +203,10 @@ class LLM:
         """The options of texts without `sampling_params`: those that the model's file recommends, and else the defaults."""
         return SamplingParams(**json.loads(self._engine.recommended_sampling()))
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the names of the transformers package."""
+        return Tokenizer(self)
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The token ids of `text`: `add_special`: with those that begin and end a text, as the model wants them;
         `parse_special`: the spelling of a control token in the text is that token."""
@@ -170,12 +222,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **vllm: Any,
     ) -> list[RequestOutput]:
         """Continues prompts, `n_parallel` texts at a time.
 
         The outputs are in the order of the prompts. `sampling_params` is for all of them, or a list with one for each; without it
         what the model's file recommends holds. Ctrl-C cancels what is not finished.
         """
+        vllm_arguments.check("generate", vllm)
         return self._generate([self._prompt(prompt) for prompt in _prompts(prompts)], sampling_params, use_tqdm)
 
     def chat(
@@ -184,26 +238,39 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = "auto",
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
+        **vllm: Any,
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list of them, through the model's chat template.
 
-        Text in messages is never a control token. `tools` are described to the model, whose calls are in the text as it
-        writes them. `chat_template_kwargs` are variables of the template, such as `enable_thinking`.
+        Text in messages is never a control token. `tools` are described to the model, whose calls are in the outputs'
+        `tool_calls`; their `message` is what to append to the conversation. `tool_choice` "required" lets answers be nothing
+        but calls, {"type": "function", "function": {"name": ...}} one call of this function, and "none" does not tell the model
+        of any. `chat_template` is another template in Jinja, and
+        `chat_template_kwargs` are variables of the template, such as `enable_thinking`. `continue_final_message`: answers go on
+        with the last message, which is the assistant's.
         """
+        vllm_arguments.check("chat", vllm)
         conversations: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
-        prompts = [
-            self.chat_prompt(
+        tools, calls = _chosen(tools, tool_choice)
+        rendered = (
+            self._conversation(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
                 chat_template_kwargs=chat_template_kwargs,
             )
             for conversation in conversations
-        ]
-        return self._generate(prompts, sampling_params, use_tqdm, self._engine.chat_stop)
+        )
+        prompts = [_Prompt(chat.text, chat.token_ids, chat, calls) for chat in rendered]
+        return self._generate(prompts, sampling_params, use_tqdm)
 
     def chat_prompt(
         self,
@@ -211,22 +278,24 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[int]]:
         """The text and the token ids of a conversation, as `chat` gives them to the model."""
-        if not self._engine.has_chat_template and not self._warned_of_template:
-            self._warned_of_template = True
-            warnings.warn('the model has no chat template that works: messages become lines of "User:"', stacklevel=2)
-        variables = json.dumps(dict(chat_template_kwargs or {}))
-        listed = [dict(message) for message in messages]
-        return self._engine.chat_prompt(
-            json.dumps(listed), json.dumps(list(tools or [])), variables, add_generation_prompt
+        conversation = self._conversation(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
         )
+        return conversation.text, conversation.token_ids
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
         """Continues a prompt, and gives the text as it comes to a loop, `for` or `async for`."""
-        _, ids = self._prompt(prompt)
-        return self._stream(ids, sampling_params, [])
+        return self._stream(self._prompt(prompt), sampling_params)
 
     def chat_stream(
         self,
@@ -234,15 +303,27 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Stream:
-        """Answers a conversation, and gives the text as it comes."""
-        _, ids = self.chat_prompt(messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
-        return self._stream(ids, sampling_params, self._engine.chat_stop)
+        """Answers a conversation, and gives the answer as it comes: `text` as the model writes it, `delta` taken apart."""
+        tools, calls = _chosen(tools, tool_choice)
+        conversation = self._conversation(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._stream(_Prompt(conversation.text, conversation.token_ids, conversation, calls), sampling_params)
 
     def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
         """Makes a vector of length 1 of each text, pooled as the model's file says."""
-        texts = [self._prompt(prompt)[1] for prompt in _prompts(prompts)]
+        texts = [self._prompt(prompt).token_ids for prompt in _prompts(prompts)]
         with Progress(use_tqdm, len(texts), "embedding", "text") as done:
             vectors = self._engine.embed(texts, done)
         return [
@@ -271,7 +352,7 @@ class LLM:
     def logits(self, prompt: Prompt, *, start: int = 0) -> Logits:
         """The logits after each token of a text from the `start`-th on (a negative one counts from the end), `[n_tokens,
         n_vocab]`."""
-        _, ids = self._prompt(prompt)
+        ids = self._prompt(prompt).token_ids
         first = max(len(ids) + start, 0) if start < 0 else start
         data = self._engine.logits(ids, first)
         return np.frombuffer(data, dtype=np.float32).reshape(-1, self.n_vocab)
@@ -289,63 +370,113 @@ class LLM:
     def __repr__(self) -> str:
         return f"<LLM: {self.architecture} on {self.device}, {self._engine.n_parallel} texts of {self.n_ctx} tokens>"
 
-    def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _prompt(self, prompt: Prompt) -> _Prompt:
         given: Any = prompt
         if isinstance(prompt, Mapping):
             given = prompt.get("prompt_token_ids", prompt.get("prompt"))
             if given is None:
                 raise PromptError(f"a prompt has no \"prompt\" and no \"prompt_token_ids\", but {list(prompt)}")
         if isinstance(given, str):
-            return given, self.tokenize(given)
-        return None, _token_ids(given)
+            return _Prompt(given, self.tokenize(given))
+        return _Prompt(None, _token_ids(given))
+
+    def _conversation(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        chat_template: str | None,
+        chat_template_kwargs: Mapping[str, Any] | None,
+    ) -> Conversation:
+        if self._engine.chat_template is None and chat_template is None and not self._warned_of_template:
+            self._warned_of_template = True
+            warnings.warn('the model has no chat template that works: messages become lines of "User:"', stacklevel=3)
+        return self._engine.conversation(
+            json.dumps([dict(message) for message in messages]),
+            json.dumps([dict(tool) for tool in tools or []]),
+            json.dumps(dict(chat_template_kwargs or {})),
+            add_generation_prompt,
+            continue_final_message,
+            chat_template,
+        )
 
     def _generate(
         self,
-        prompts: Sequence[tuple[str | None, list[int]]],
+        prompts: Sequence[_Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
-        stop: Sequence[str] = (),
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.get_default_sampling_params()] * len(prompts)
         if len(params) != len(prompts):
             raise OptionError(f"there are {len(prompts)} prompts, but {len(params)} sampling_params")
-        each = [_with_stop(own, stop) for own in params]
+        grammars = _Grammars(self._engine)
+        forms = [grammars.of(own, prompt) for own, prompt in zip(params, prompts, strict=True)]
+        each = [self._own(own, prompt) for own, prompt in zip(params, prompts, strict=True)]
         requests = [
-            (ids, own, index) for (_, ids), own in zip(prompts, each, strict=True) for index in range(own.n)
+            (prompt.token_ids, own, index, form, prompt.conversation)
+            for prompt, own, form in zip(prompts, each, forms, strict=True)
+            for index in range(own.n)
         ]
         with Progress(use_tqdm, len(requests), "generating", "text") as done:
             completions = iter(self._engine.generate(requests, done))
         outputs = []
-        for (text, ids), own in zip(prompts, each, strict=True):
+        for prompt, own in zip(prompts, each, strict=True):
             texts = list(itertools.islice(completions, own.n))
+            of_prompt = None
+            if own.prompt_logprobs is not None:
+                of_prompt = self._prompt_logprobs(prompt.token_ids, texts[0].prompt_logprobs)
             outputs.append(
                 RequestOutput(
                     request_id=self._request_id(),
-                    prompt=text,
-                    prompt_token_ids=ids,
+                    prompt=prompt.text,
+                    prompt_token_ids=prompt.token_ids,
                     outputs=[self._completion(index, completion) for index, completion in enumerate(texts)],
                     num_cached_tokens=texts[0].cached_tokens,
+                    prompt_logprobs=of_prompt,
                     metrics=[RequestMetrics(*completion.seconds) for completion in texts],
                 )
             )
         return outputs
 
-    def _stream(self, ids: list[int], params: SamplingParams | None, stop: Sequence[str]) -> Stream:
-        return Stream(self, self._engine.stream(ids, _with_stop(params or self.get_default_sampling_params(), stop)))
+    def _stream(self, prompt: _Prompt, params: SamplingParams | None) -> Stream:
+        params = params or self.get_default_sampling_params()
+        form = _Grammars(self._engine).of(params, prompt)
+        text = (prompt.token_ids, self._own(params, prompt), 0, form, prompt.conversation)
+        return Stream(self, prompt.token_ids, self._engine.stream(text))
+
+    def _own(self, params: SamplingParams, prompt: _Prompt) -> SamplingParams:
+        """The parameters of one prompt: with the strings that end its answer, and a seed of its own."""
+        stop = [] if prompt.conversation is None else prompt.conversation.stop
+        seed = params.seed
+        if seed is None and self._seeds is not None:
+            # Those of the prompt's other texts follow it.
+            seed = self._seeds.getrandbits(63)
+        if not stop and seed == params.seed:
+            return params
+        return replace(params, stop=[*params._stop(), *stop], seed=seed)
 
     def _completion(self, index: int, completion: Completion) -> CompletionOutput:
         ids, told = completion.token_ids, completion.logprobs
         logprobs = [self._logprobs(id, of) for id, of in zip(ids, told, strict=True)] if told else None
         reason = completion.reason
-        return CompletionOutput(index, completion.text, ids, _finish_reason(reason), reason, logprobs)
+        message = None if completion.message is None else json.loads(completion.message)
+        return CompletionOutput(index, completion.text, ids, _finish_reason(reason), reason, logprobs, message)
 
-    def _logprobs(self, id: int, told: tuple[float, list[tuple[int, float]]]) -> dict[int, Logprob]:
-        own, top = told
+    def _logprobs(self, id: int, told: tuple[float, int, list[tuple[int, float]]]) -> dict[int, Logprob]:
+        own, rank, top = told
         text = self._engine.token_text
-        logprobs = {other: Logprob(logprob, rank, text(other)) for rank, (other, logprob) in enumerate(top, 1)}
-        logprobs.setdefault(id, Logprob(own, None, text(id)))
+        logprobs = {other: Logprob(logprob, place, text(other)) for place, (other, logprob) in enumerate(top, 1)}
+        logprobs.setdefault(id, Logprob(own, rank, text(id)))
         return logprobs
+
+    def _prompt_logprobs(
+        self, ids: Sequence[int], told: Iterable[tuple[float, int, list[tuple[int, float]]]]
+    ) -> list[dict[int, Logprob] | None]:
+        """Those of a prompt's tokens; nothing comes before the first."""
+        return [None, *(self._logprobs(id, of) for id, of in zip(ids[1:], told, strict=True))]
 
     def _request_id(self) -> str:
         return str(next(self._request_ids))
@@ -368,10 +499,51 @@ def _token_ids(given: Any) -> list[int]:
         raise PromptError("a token id is below 0, or larger than any that a model knows") from None
 
 
-def _with_stop(params: SamplingParams, stop: Sequence[str]) -> SamplingParams:
-    """The parameters with more stop strings."""
-    if not stop:
-        return params
-    from dataclasses import replace
+def _chosen(
+    tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice
+) -> tuple[list[Mapping[str, Any]], Literal["one", "several"] | None]:
+    """The tools that the model is told of, and how many it must call."""
+    given = list(tools or [])
+    if choice == "auto":
+        return given, None
+    if choice == "none":
+        return [], None
+    if choice == "required":
+        if not given:
+            raise OptionError("tool_choice wants a call, but there are no tools")
+        return given, "several"
+    name = choice.get("function", choice).get("name") if isinstance(choice, Mapping) else None
+    if name is None:
+        raise OptionError(f'tool_choice={choice!r} is not supported: "auto", "none", "required", or an object that names a function')
+    named = [tool for tool in given if tool.get("function", tool).get("name") == name]
+    if not named:
+        raise OptionError(f"tool_choice names {name!r}, which is none of the tools")
+    return named, "one"
 
-    return replace(params, stop=[*params._stop(), *stop])
+
+class _Grammars:
+    """The grammars of a call, each made once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._made: dict[tuple[str | None, bool, bool], Grammar | None] = {}
+
+    def of(self, params: SamplingParams, prompt: _Prompt) -> Grammar | None:
+        """What a text must look like; None: it may be any."""
+        fields, chat = params._form(), prompt.conversation
+        if fields is None and prompt.calls is None:
+            return None
+        key = (fields, chat is not None, chat is not None and chat.begins_thoughts)
+        if key not in self._made:
+            grammar = self._made[key] = self._make(fields, prompt)
+            if grammar is not None and grammar.left_out:
+                warnings.warn(f"not enforced of the schema: {', '.join(grammar.left_out)}", stacklevel=5)
+        return self._made[key]
+
+    def _make(self, fields: str | None, prompt: _Prompt) -> Grammar | None:
+        form = None if fields is None else self._engine.grammar(fields, prompt.conversation)
+        if prompt.conversation is None or prompt.calls is None:
+            return form
+        if form is not None:
+            raise OptionError("tool_choice demands a call, which structured_outputs rules out")
+        return self._engine.call_grammar(prompt.conversation, prompt.calls == "several")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,10 +13,26 @@ class Logprob:
 
     logprob: float
     """Natural logarithm of its probability, by the model itself."""
-    rank: int | None
-    """1 for the most probable token; None where it is not among those that were asked for."""
+    rank: int
+    """Its place among all tokens: 1 is the most probable one."""
     decoded_token: str
     """Its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function in an answer."""
+
+    id: str
+    """Its own name, which the message with the function's result gives back as `tool_call_id`."""
+    name: str
+    """The function."""
+    arguments: str
+    """The arguments as the model wrote them: a JSON object as text."""
+
+    def parsed_arguments(self) -> Any:
+        """The arguments as Python objects. Raises `json.JSONDecodeError` where the model wrote no JSON."""
+        return json.loads(self.arguments)
 
 
 @dataclass(slots=True)
@@ -31,6 +49,15 @@ class CompletionOutput:
     """The same more exactly: "end_of_text", "stop_string", "length", "context_full", "deadline", "cancelled"."""
     logprobs: list[dict[int, Logprob]] | None = None
     """For each token itself and the most probable ones, where they were asked for."""
+    message: dict[str, Any] | None = None
+    """The answer to a conversation as OpenAI's message, with `content`, `reasoning_content` and `tool_calls` apart: what to append
+    to the conversation. None where there was none."""
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls in the answer to a conversation with `tools`."""
+        calls = [] if self.message is None else self.message.get("tool_calls", [])
+        return [ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -64,6 +91,9 @@ class RequestOutput:
     finished: bool = True
     num_cached_tokens: int = 0
     """Tokens of the prompt that were in the KV cache already."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """For each token of the prompt itself and the most probable ones in its place, where they were asked for; None for the first,
+    which nothing comes before."""
     metrics: list[RequestMetrics] = field(default_factory=list)
     """One for each text."""
 
@@ -81,6 +111,11 @@ class StreamOutput:
     finish_reason: str | None
     """Set in the last piece; see `CompletionOutput.finish_reason`."""
     stop_reason: str | None
+    delta: dict[str, Any] | None = None
+    """What the piece adds to the answer to a conversation, as the `delta` of OpenAI's chunks: pieces of `content`,
+    `reasoning_content` and `tool_calls`. None where there was no conversation."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Set in the first piece, which has no text, where they were asked for; see `RequestOutput.prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ class Stream:
     Leaving the loop early, `close`, or forgetting the stream cancels the text, which gives its place to others.
     """
 
-    def __init__(self, llm: LLM, events: EventStream) -> None:
+    def __init__(self, llm: LLM, prompt_ids: list[int], events: EventStream) -> None:
         self._llm = llm
+        self._prompt_ids = prompt_ids
         self._events = events
         self._queue: asyncio.Queue[Event | BaseException] | None = None
         self._ended = False
@@ -72,12 +74,15 @@ class Stream:
     def _output(self, event: Event) -> StreamOutput:
         self._ended = event.reason is not None
         told, id = event.logprobs, event.token_id
+        of_prompt = event.prompt_logprobs
         return StreamOutput(
             text=event.text,
             token_ids=[] if id is None else [id],
             logprobs=None if told is None or id is None else self._llm._logprobs(id, told),
             finish_reason=_finish_reason(event.reason),
             stop_reason=event.reason,
+            delta=None if event.delta is None else json.loads(event.delta),
+            prompt_logprobs=None if of_prompt is None else self._llm._prompt_logprobs(self._prompt_ids, of_prompt),
         )
 
 
