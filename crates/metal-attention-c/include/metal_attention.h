@@ -12,7 +12,7 @@
 #define MA_NUL_TERMINATED SIZE_MAX
 
 // The version of this interface. It grows with each change after which programs have to be compiled again.
-#define MA_ABI_VERSION 1
+#define MA_ABI_VERSION 2
 
 
 
@@ -62,9 +62,23 @@ typedef enum {
   MA_STOP_REASON_CALLBACK = 4,
 } ma_stop_reason;
 
+// The answer to a conversation, which the library takes apart into thoughts, text and tool calls while it is generated: as the
+// member `answer` of ma_generate_options. One answer is for one text.
+typedef struct ma_answer ma_answer;
+
+// A model that is set up to run many texts side by side. Prompts that begin alike share what was computed for them.
+typedef struct ma_batch ma_batch;
+
+// A conversation as the model's chat template has rendered it. Any number of threads may use one at once.
+typedef struct ma_chat ma_chat;
+
 // A model that is set up to run, with room for one text at a time. Threads take turns: a call while another one runs is
 // MA_STATUS_BUSY.
 typedef struct ma_context ma_context;
+
+// A grammar that texts follow, each from its beginning: the member `grammar` of ma_generate_options. Any number of texts may follow
+// one at once.
+typedef struct ma_grammar ma_grammar;
 
 // An open model. Any number of threads may use one at once.
 typedef struct ma_model ma_model;
@@ -85,6 +99,22 @@ typedef struct {
   // Not 0: compute in F32 throughout, which is slower and as exact as the weights allow.
   int32_t exact;
 } ma_context_options;
+
+// How a conversation is rendered. ma_chat_options_default sets all members.
+typedef struct {
+  // Bytes of this struct.
+  size_t size;
+  // The functions that the answer may call: a JSON list of OpenAI's tools, with a NUL at the end. Null: none.
+  const char *tools;
+  // Variables of the template, such as {"enable_thinking": false}: a JSON object, with a NUL at the end. Null: none.
+  const char *variables;
+  // Another template than the model's, in Jinja, with a NUL at the end. Null: the model's, or where it has none lines of "User:".
+  const char *chat_template;
+  // Not 0: the prompt ends with what begins an answer.
+  int32_t add_generation_prompt;
+  // Not 0: the answer goes on with the last message, which is the assistant's.
+  int32_t continue_final_message;
+} ma_chat_options;
 
 // A number that is added to the logit of a token.
 typedef struct {
@@ -114,6 +144,8 @@ typedef struct {
   float typical_p;
   // Keeps logits within so many standard deviations of the highest; 0 or less: all.
   float top_n_sigma;
+  // The least number of tokens that top_p, min_p, typical_p and XTC leave.
+  size_t min_keep;
   // How often, from 0 to 1, the most probable tokens are excluded.
   float xtc_probability;
   // The probability that a token needs to be among these.
@@ -138,6 +170,11 @@ typedef struct {
   size_t dry_allowed_length;
   // At how many of the last tokens DRY looks; SIZE_MAX: at all.
   size_t dry_penalty_last_n;
+  // Strings that end a repetition for DRY, each of which ends with a NUL. Null: line breaks, colons, quotation marks and
+  // asterisks; not null, and none of them: none.
+  const char *const *dry_sequence_breakers;
+  // How many.
+  size_t n_dry_sequence_breakers;
   // The samplers in their order, such as "penalties;top_k;temperature". Null: all.
   const char *samplers;
   // Numbers that are added to logits.
@@ -146,7 +183,7 @@ typedef struct {
   size_t n_logit_bias;
 } ma_sampling_options;
 
-// When a text ends. ma_generate_options_default sets all members.
+// When a text ends, and what it must look like. ma_generate_options_default sets all members.
 typedef struct {
   // Bytes of this struct.
   size_t size;
@@ -156,8 +193,18 @@ typedef struct {
   const char *const *stop;
   // How many.
   size_t n_stop;
-  // Not 0: never choose a token that ends the text.
+  // Tokens that end the text besides those of the vocabulary; they are not part of it.
+  const uint32_t *stop_ids;
+  // How many.
+  size_t n_stop_ids;
+  // Choose no token that ends the text before there are so many others.
+  size_t min_tokens;
+  // Not 0: never choose a token with which the vocabulary ends a text.
   int32_t ignore_eos;
+  // What the text must look like; null: nothing in particular.
+  const ma_grammar *grammar;
+  // Is given the text, which answers its conversation, and takes it apart; null: nothing does. It need not outlive the call.
+  const ma_answer *answer;
 } ma_generate_options;
 
 // A token that was generated. It is there for as long as the function that is told of it runs.
@@ -187,6 +234,14 @@ typedef struct {
   // Why the text ended.
   ma_stop_reason stop_reason;
 } ma_generation;
+
+// What came of a text of a batch.
+typedef struct {
+  // MA_STATUS_OK: it was generated. Else ma_batch_error says why not; `generation` then tells how far it came.
+  ma_status status;
+  // Its tokens, and why it ended. `n_cached` is 0 where the caller ended it.
+  ma_generation generation;
+} ma_batch_result;
 
 #ifdef __cplusplus
 extern "C" {
@@ -305,6 +360,119 @@ size_t ma_context_n_ctx(const ma_context *context);
 // `context` is null or a context.
 void ma_context_cancel(const ma_context *context);
 
+// Sets all members of `options`; `size` is sizeof(ma_chat_options).
+//
+// # Safety
+// `options` is null or leads to room for `size` bytes.
+ma_status ma_chat_options_default(ma_chat_options *options,
+                                  size_t size);
+
+// Renders a conversation through the model's chat template, and writes it to `chat`. It is freed by ma_chat_free.
+//
+// `messages` is a JSON list of OpenAI's messages, such as [{"role": "user", "content": "Hello!"}]; its `length` is in bytes, or
+// MA_NUL_TERMINATED. Null `options` are the defaults. The spelling of a control token in a message stays text.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `messages` to `length` bytes.
+ma_status ma_chat_new(const ma_model *model,
+                      const char *messages,
+                      size_t length,
+                      const ma_chat_options *options,
+                      ma_chat **chat);
+
+// Frees a conversation. Grammars and answers that were made of it stay. Null is nothing to free.
+//
+// # Safety
+// `chat` is null or comes from ma_chat_new, and is not used after this.
+void ma_chat_free(ma_chat *chat);
+
+// Writes the text of the prompt to `text`, without a NUL behind it, and its bytes to `length`.
+//
+// Where `text` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
+// `length` what is needed. The model is given the ids of ma_chat_tokens, where the spelling of a control token in a message is text.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `text` to room for `capacity` bytes.
+ma_status ma_chat_prompt(const ma_chat *chat,
+                         char *text,
+                         size_t capacity,
+                         size_t *length);
+
+// Writes the tokens of the prompt to `ids`, and how many there are to `n_ids`.
+//
+// Where `ids` has room for too few (`capacity`; null has room for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and `n_ids` how
+// many are needed.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `ids` to room for `capacity` of them.
+ma_status ma_chat_tokens(const ma_chat *chat,
+                         uint32_t *ids,
+                         size_t capacity,
+                         size_t *n_ids);
+
+// Makes an answer to `chat`, to be filled by a call that generates, and writes it to `answer`. It is freed by ma_answer_free.
+//
+// # Safety
+// Pointers are null or lead to what is said here.
+ma_status ma_answer_new(const ma_chat *chat,
+                        ma_answer **answer);
+
+// Writes the answer, so far as it was generated, to `message`, without a NUL behind it, and its bytes to `length`: OpenAI's message
+// in JSON, with `content`, `reasoning_content` and `tool_calls`, which can be the next one of the conversation.
+//
+// Where `message` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
+// `length` what is needed.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `message` to room for `capacity` bytes.
+ma_status ma_answer_message(const ma_answer *answer,
+                            char *message,
+                            size_t capacity,
+                            size_t *length);
+
+// Frees an answer. Null is nothing to free.
+//
+// # Safety
+// `answer` is null or comes from ma_answer_new, and is not used after this by the caller.
+void ma_answer_free(ma_answer *answer);
+
+// Makes a grammar of `form`, and writes it to `grammar`. It is freed by ma_grammar_free.
+//
+// `kind`, with a NUL at the end, says what `form` is; its `length` is in bytes, or MA_NUL_TERMINATED:
+// "json_schema", a JSON schema; "json_object", any JSON object; "grammar", llama.cpp's GBNF or llguidance's Lark; "regex", a regular
+// expression that matches the whole text; "choice", a JSON list of strings of which the text is one; "tool_call" and "tool_calls", one
+// call, or one and more, of the tools of `chat`. `form` may be null where `kind` says all.
+//
+// `chat` is null, or the conversation that the text answers: thoughts that its prompt has begun then have no form.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `form` to `length` bytes.
+ma_status ma_grammar_new(const ma_model *model,
+                         const char *kind,
+                         const char *form,
+                         size_t length,
+                         const ma_chat *chat,
+                         ma_grammar **grammar);
+
+// Writes the places of a JSON schema that the grammar does not enforce to `places`, without a NUL behind it, and its bytes to
+// `length`: a JSON list of strings, mostly empty.
+//
+// Where `places` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
+// `length` what is needed.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `places` to room for `capacity` bytes.
+ma_status ma_grammar_left_out(const ma_grammar *grammar,
+                              char *places,
+                              size_t capacity,
+                              size_t *length);
+
+// Frees a grammar. Texts that follow it go on. Null is nothing to free.
+//
+// # Safety
+// `grammar` is null or comes from ma_grammar_new, and is not used after this.
+void ma_grammar_free(ma_grammar *grammar);
+
 // Sets all members of `options`; `size` is sizeof(ma_sampling_options).
 //
 // # Safety
@@ -356,6 +524,65 @@ ma_status ma_complete(const ma_context *context,
                       ma_on_token on_token,
                       void *user,
                       ma_generation *generation);
+
+// Sets a model up to run up to `n_parallel` texts at once, and writes the batch to `batch`. It is freed by ma_batch_free. Null
+// `options` are the defaults; `n_ctx` of them is for each text.
+//
+// # Safety
+// Pointers are null or lead to what is said here.
+ma_status ma_batch_new(const ma_model *model,
+                       const ma_context_options *options,
+                       size_t n_parallel,
+                       ma_batch **batch);
+
+// Adds a text to the batch: it continues the tokens of `prompt`, as with ma_generate. Its number among those that the next
+// ma_batch_run runs is written to `index`, where that is not null. `on_token` is called by ma_batch_run, in its thread.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type, and may
+// be called with `user` until ma_batch_run returns.
+ma_status ma_batch_add(const ma_batch *batch,
+                       const uint32_t *prompt,
+                       size_t n_prompt,
+                       const ma_sampling_options *sampling,
+                       const ma_generate_options *options,
+                       ma_on_token on_token,
+                       void *user,
+                       size_t *index);
+
+// Runs all texts that were added to their ends, and writes what came of each to `results`, in the order in which they were added,
+// and how many there are to `n`. The batch is then empty, and can be filled again.
+//
+// A text that fails does not hold the others up: its result says so. Where `results` has room for too few (`capacity`; null has room
+// for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and the texts stay. After ma_batch_cancel it is MA_STATUS_CANCELLED, and
+// `results` are written nevertheless.
+//
+// # Safety
+// Pointers are null or lead to what is said here; `results` to room for `capacity` of them.
+ma_status ma_batch_run(const ma_batch *batch,
+                       ma_batch_result *results,
+                       size_t capacity,
+                       size_t *n);
+
+// Why text `index` of the last ma_batch_run failed: one line of UTF-8, empty where it did not, or where there was none. It stays as
+// it is until the next ma_batch_run or ma_batch_free.
+//
+// # Safety
+// `batch` is null or a batch.
+const char *ma_batch_error(const ma_batch *batch,
+                           size_t index);
+
+// Ends the ma_batch_run that goes on, from another thread or from a callback: texts that are not over are MA_STATUS_CANCELLED.
+//
+// # Safety
+// `batch` is null or a batch.
+void ma_batch_cancel(const ma_batch *batch);
+
+// Frees a batch, and cancels its texts. Null is nothing to free.
+//
+// # Safety
+// `batch` is null or comes from ma_batch_new; no call uses it, now or after this.
+void ma_batch_free(ma_batch *batch);
 
 // Elements of the vectors that ma_embed makes; 0 for a null pointer.
 //

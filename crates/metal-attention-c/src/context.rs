@@ -60,6 +60,17 @@ impl ContextOptions {
         Self { size, device: std::ptr::null(), n_ctx: 0, n_threads: 0, n_ubatch: 0, exact: 0 }
     }
 
+    /// The engine's options of `options`, whose null pointer is the defaults.
+    ///
+    /// # Safety
+    /// `options` is null or leads to options whose `device` is null or ends with a NUL.
+    pub(crate) unsafe fn engine_of(options: *const Self) -> Result<EngineOptions, Failure> {
+        // SAFETY: as the caller promises.
+        let options = unsafe { crate::context::options(options, "context_options") }?;
+        // SAFETY: as the caller promises.
+        unsafe { options.unwrap_or(&Self::new()).engine() }
+    }
+
     /// # Safety
     /// `device` is null or ends with a NUL.
     unsafe fn engine(&self) -> Result<EngineOptions, Failure> {
@@ -115,12 +126,9 @@ pub unsafe extern "C" fn ma_context_new(
         // SAFETY: as the caller promises.
         let (out, model) = unsafe { (Out::new(context, "context")?, reference(model, "model")?) };
         // SAFETY: as the caller promises.
-        let options = unsafe { crate::context::options(options, "context_options") }?;
-        let defaults = ContextOptions::new();
-        // SAFETY: as the caller promises.
-        let engine = unsafe { options.unwrap_or(&defaults).engine() }?;
+        let engine = unsafe { ContextOptions::engine_of(options) }?;
         let watch = engine.watch.clone();
-        let generator = Generator::new(&model.0, &engine, model.0.sampling())?;
+        let generator = Generator::new(&model.inner, &engine, model.inner.sampling())?;
         out.set(Box::into_raw(Box::new(Context { generator: Mutex::new(generator), watch })));
         Ok(())
     })

@@ -18,7 +18,7 @@ use crate::status::{Failure, Status, call};
 pub unsafe extern "C" fn ma_model_n_embedding(model: *const Model) -> usize {
     // SAFETY: as the caller promises.
     let Some(model) = (unsafe { model.as_ref() }) else { return 0 };
-    let spec = model.0.spec();
+    let spec = model.inner.spec();
     spec.output.dense.last().map_or(spec.n_embd, |last| last.n_out)
 }
 

@@ -2,20 +2,23 @@
 
 use std::ffi::{c_char, c_void};
 use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use metal_attention::Generator;
 use metal_attention::tokenizer::EncodeOptions;
+use metal_attention::{Constraint, Generator};
 
+use crate::answer::{Answer, Reading};
 use crate::context::Context;
-use crate::model::MA_NUL_TERMINATED;
-use crate::pointers::{Out, check_struct, options, reference, text, values};
+use crate::grammar::Grammar;
+use crate::model::check_ids;
+use crate::pointers::{Out, check_struct, options, reference, text, texts, values};
 use crate::sampling::SamplingOptions;
 use crate::status::{Failure, Status, call};
 
 /// In the place of a token's id: the rest of a text, which was held back, without a token of its own.
 pub const MA_NO_TOKEN: u32 = u32::MAX;
 
-/// When a text ends. ma_generate_options_default sets all members.
+/// When a text ends, and what it must look like. ma_generate_options_default sets all members.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct GenerateOptions {
@@ -27,26 +30,49 @@ pub struct GenerateOptions {
     pub stop: *const *const c_char,
     /// How many.
     pub n_stop: usize,
-    /// Not 0: never choose a token that ends the text.
+    /// Tokens that end the text besides those of the vocabulary; they are not part of it.
+    pub stop_ids: *const u32,
+    /// How many.
+    pub n_stop_ids: usize,
+    /// Choose no token that ends the text before there are so many others.
+    pub min_tokens: usize,
+    /// Not 0: never choose a token with which the vocabulary ends a text.
     pub ignore_eos: i32,
+    /// What the text must look like; null: nothing in particular.
+    pub grammar: *const Grammar,
+    /// Is given the text, which answers its conversation, and takes it apart; null: nothing does. It need not outlive the call.
+    pub answer: *const Answer,
 }
 
 impl GenerateOptions {
     fn new() -> Self {
         let size = size_of::<Self>();
-        Self { size, max_tokens: usize::MAX, stop: std::ptr::null(), n_stop: 0, ignore_eos: 0 }
+        Self {
+            size,
+            max_tokens: usize::MAX,
+            stop: std::ptr::null(),
+            n_stop: 0,
+            stop_ids: std::ptr::null(),
+            n_stop_ids: 0,
+            min_tokens: 0,
+            ignore_eos: 0,
+            grammar: std::ptr::null(),
+            answer: std::ptr::null(),
+        }
     }
 
     /// # Safety
-    /// `stop` is null or leads to so many strings, each of which is null or ends with a NUL.
+    /// `stop` is null or leads to so many strings, each of which is null or ends with a NUL; `stop_ids` is null or leads to so many.
     unsafe fn options(&self) -> Result<metal_attention::GenerateOptions, Failure> {
         // SAFETY: there are so many.
-        let stop = unsafe { values(self.stop, self.n_stop, "stop") }?;
-        // SAFETY: each ends with a NUL.
-        let string = |&string: &*const c_char| Ok(unsafe { text(string, MA_NUL_TERMINATED, "stop") }?.to_owned());
+        let stop_ids = unsafe { values(self.stop_ids, self.n_stop_ids, "stop_ids") }?;
+        // SAFETY: there are so many, and each ends with a NUL.
+        let stop = unsafe { texts(self.stop, self.n_stop, "stop") }?;
         Ok(metal_attention::GenerateOptions {
             n_predict: Some(self.max_tokens).filter(|&n| n < usize::MAX),
-            stop: stop.iter().map(string).collect::<Result<_, Failure>>()?,
+            stop,
+            stop_ids: stop_ids.to_vec(),
+            min_tokens: self.min_tokens,
             ignore_eos: self.ignore_eos != 0,
         })
     }
@@ -137,7 +163,7 @@ pub unsafe extern "C" fn ma_generate(
         // SAFETY: as the caller promises.
         let (context, prompt) = unsafe { (reference(context, "context")?, values(prompt, n_prompt, "prompt")?) };
         // SAFETY: as the caller promises.
-        let request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
         let mut generator = context.lock()?;
         let done = request.run(&mut generator, prompt)?;
         // SAFETY: as the caller promises.
@@ -165,7 +191,7 @@ pub unsafe extern "C" fn ma_complete(
         // SAFETY: as the caller promises.
         let (context, prompt) = unsafe { (reference(context, "context")?, text(prompt, length, "prompt")?) };
         // SAFETY: as the caller promises.
-        let request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
         let mut generator = context.lock()?;
         let tokenizer = generator.model().tokenizer()?;
         let ids = tokenizer.encode(prompt, EncodeOptions { add_special: true, parse_special: false });
@@ -188,18 +214,25 @@ unsafe fn tell(done: Generation, to: *mut Generation) -> Result<(), Failure> {
 }
 
 /// What a call asks for.
-struct Request {
+pub struct Request {
     /// `None`: as the model's file recommends.
     sampling: Option<metal_attention::sampling::SamplerOptions>,
     options: metal_attention::GenerateOptions,
+    grammar: Option<metal_attention_grammar::Grammar>,
+    /// What reads the text as the answer to a conversation.
+    answer: Option<Arc<Mutex<Reading>>>,
     on_token: OnToken,
     user: *mut c_void,
 }
 
+// SAFETY: ma_batch_add is promised that `on_token` may be called with `user` in the thread of ma_batch_run; elsewhere a request
+// stays in its thread.
+unsafe impl Send for Request {}
+
 impl Request {
     /// # Safety
     /// Pointers are null or lead to what they are said to. `on_token` may be called with `user`.
-    unsafe fn new(
+    pub unsafe fn new(
         sampling: *const SamplingOptions,
         options: *const GenerateOptions,
         on_token: OnToken,
@@ -211,17 +244,61 @@ impl Request {
             Some(sampling) => Some(unsafe { sampling.sampler() }?),
             None => None,
         };
+        let defaults = GenerateOptions::new();
         // SAFETY: as the caller promises.
-        let options = match unsafe { crate::generate::options(options, "generate_options") }? {
-            // SAFETY: as the caller promises.
-            Some(options) => unsafe { options.options() }?,
-            None => metal_attention::GenerateOptions::default(),
-        };
-        Ok(Self { sampling, options, on_token, user })
+        let given = unsafe { crate::generate::options(options, "generate_options") }?.unwrap_or(&defaults);
+        // SAFETY: as the caller promises.
+        let mut options = unsafe { given.options() }?;
+        // SAFETY: as the caller promises.
+        let (grammar, answer) = unsafe { (given.grammar.as_ref(), given.answer.as_ref()) };
+        if let Some(answer) = answer {
+            options
+                .stop
+                .extend(answer.begin(grammar.is_some_and(|grammar| grammar.is_form))?.iter().map(ToString::to_string));
+        }
+        let grammar = grammar.map(|grammar| grammar.grammar.clone());
+        let answer = answer.map(|answer| Arc::clone(&answer.0));
+        Ok(Self { sampling, options, grammar, answer, on_token, user })
+    }
+
+    /// The request for a scheduler, of a prompt for `model`.
+    pub fn queued(&mut self, model: &metal_attention::Model, prompt: &[u32]) -> metal_attention::scheduler::Request {
+        let options = std::mem::take(&mut self.options);
+        metal_attention::scheduler::Request {
+            prompt: prompt.into(),
+            sampling: self.sampling.take().unwrap_or_else(|| model.sampling()),
+            max_tokens: options.n_predict,
+            stop: options.stop.into(),
+            stop_ids: options.stop_ids.into(),
+            ignore_eos: options.ignore_eos,
+            min_tokens: options.min_tokens,
+            constraint: self.constraint(),
+            ..Default::default()
+        }
+    }
+
+    fn constraint(&mut self) -> Option<Box<dyn Constraint>> {
+        self.grammar.take().map(|grammar| Box::new(grammar) as Box<dyn Constraint>)
+    }
+
+    /// Has the answer read a token, or a rest of text without one.
+    fn read(&self, id: u32, text: &str) {
+        if let Some(answer) = &self.answer {
+            let id = (id != MA_NO_TOKEN).then_some(id);
+            answer.lock().unwrap_or_else(PoisonError::into_inner).add(id, text);
+        }
+    }
+
+    /// The text is over.
+    pub fn finish(&self) {
+        if let Some(answer) = &self.answer {
+            answer.lock().unwrap_or_else(PoisonError::into_inner).finish();
+        }
     }
 
     /// Tells the caller of a token; whether it wants more.
-    fn on_token(&self, id: u32, text: String) -> bool {
+    pub fn on_token(&self, id: u32, text: String) -> bool {
+        self.read(id, &text);
         let Some(on_token) = self.on_token else { return true };
         let length = text.len();
         // A text may have a NUL in it, which is why its length is told, too.
@@ -232,12 +309,14 @@ impl Request {
         unsafe { on_token(&raw const token, self.user) == 0 }
     }
 
-    fn run(&self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
+    fn run(&mut self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
+        check_ids(generator.model(), &self.options.stop_ids)?;
         if generator.model().spec().output.head.is_none() {
             return Err(Failure::new(Status::Unsupported, "the model writes no text: it makes embeddings, or ranks"));
         }
         let sampling = self.sampling.clone().unwrap_or_else(|| generator.model().sampling());
         generator.set_sampling(sampling)?;
+        generator.set_constraint(self.constraint());
         generator.prompt(prompt, |_, _| ControlFlow::Continue(()))?;
         let mut generation = generator.generate(self.options.clone());
         let mut n_generated = 0;
@@ -256,6 +335,7 @@ impl Request {
         if !stopped && !rest.is_empty() {
             self.on_token(MA_NO_TOKEN, rest);
         }
+        self.finish();
         let stop_reason = match reason {
             _ if stopped => StopReason::Callback,
             Some(metal_attention::StopReason::EndOfGeneration) => StopReason::EndOfGeneration,

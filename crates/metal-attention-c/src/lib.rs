@@ -6,14 +6,23 @@
 
 #![allow(clippy::doc_markdown, reason = "the documentation is that of a C header")]
 
+mod answer;
+mod batch;
+mod chat;
 mod context;
 mod embed;
 mod generate;
+mod grammar;
 mod model;
 mod pointers;
 mod sampling;
 mod status;
 
+pub use answer::{Answer, ma_answer_free, ma_answer_message, ma_answer_new};
+pub use batch::{
+    Batch, BatchResult, ma_batch_add, ma_batch_cancel, ma_batch_error, ma_batch_free, ma_batch_new, ma_batch_run,
+};
+pub use chat::{Chat, ChatOptions, ma_chat_free, ma_chat_new, ma_chat_options_default, ma_chat_prompt, ma_chat_tokens};
 pub use context::{
     Context, ContextOptions, ma_context_cancel, ma_context_free, ma_context_n_ctx, ma_context_new,
     ma_context_options_default,
@@ -23,6 +32,7 @@ pub use generate::{
     GenerateOptions, Generation, MA_NO_TOKEN, OnToken, StopReason, Token, ma_complete, ma_generate,
     ma_generate_options_default,
 };
+pub use grammar::{Grammar, ma_grammar_free, ma_grammar_left_out, ma_grammar_new};
 pub use model::{
     MA_NUL_TERMINATED, Model, ma_detokenize, ma_model_built_in, ma_model_free, ma_model_n_ctx_train, ma_model_n_vocab,
     ma_model_open, ma_tokenize,

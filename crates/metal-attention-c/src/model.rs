@@ -2,8 +2,11 @@
 
 use std::ffi::c_char;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use metal_attention::tokenizer::EncodeOptions;
+use metal_attention_chat::ChatTemplate;
+use metal_attention_grammar::Grammars;
 
 use crate::pointers::{Out, fill, reference, text, values};
 use crate::status::{Failure, Status, call};
@@ -12,7 +15,29 @@ use crate::status::{Failure, Status, call};
 pub const MA_NUL_TERMINATED: usize = usize::MAX;
 
 /// An open model. Any number of threads may use one at once.
-pub struct Model(pub(crate) metal_attention::Model);
+pub struct Model {
+    pub(crate) inner: metal_attention::Model,
+    template: OnceLock<ChatTemplate>,
+    grammars: OnceLock<Grammars>,
+}
+
+impl Model {
+    fn new(inner: metal_attention::Model) -> Self {
+        Self { inner, template: OnceLock::new(), grammars: OnceLock::new() }
+    }
+
+    /// The model's chat template.
+    pub(crate) fn template(&self) -> Result<&ChatTemplate, Failure> {
+        let tokenizer = self.inner.tokenizer()?;
+        Ok(self.template.get_or_init(|| ChatTemplate::for_model(self.inner.gguf().metadata(), tokenizer)))
+    }
+
+    /// What makes grammars for the model's vocabulary.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, Failure> {
+        let tokenizer = self.inner.tokenizer()?;
+        Ok(self.grammars.get_or_init(|| Grammars::new(&tokenizer)))
+    }
+}
 
 /// Opens the GGUF file at `path`, any of them where it is split, and writes the model to `model`. It is freed by
 /// ma_model_free.
@@ -25,7 +50,7 @@ pub unsafe extern "C" fn ma_model_open(path: *const c_char, model: *mut *mut Mod
         // SAFETY: as the caller promises.
         let (out, path) = unsafe { (Out::new(model, "model")?, text(path, MA_NUL_TERMINATED, "path")?) };
         let opened = metal_attention::Model::open(PathBuf::from(path))?;
-        out.set(Box::into_raw(Box::new(Model(opened))));
+        out.set(Box::into_raw(Box::new(Model::new(opened))));
         Ok(())
     })
 }
@@ -39,7 +64,7 @@ pub unsafe extern "C" fn ma_model_built_in(model: *mut *mut Model) -> Status {
     call(|| {
         // SAFETY: as the caller promises.
         let out = unsafe { Out::new(model, "model") }?;
-        out.set(Box::into_raw(Box::new(Model(metal_attention::Model::built_in()?))));
+        out.set(Box::into_raw(Box::new(Model::new(metal_attention::Model::built_in()?))));
         Ok(())
     })
 }
@@ -67,7 +92,7 @@ pub unsafe extern "C" fn ma_model_free(model: *mut Model) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_model_n_vocab(model: *const Model) -> usize {
     // SAFETY: as the caller promises.
-    unsafe { model.as_ref() }.map_or(0, |model| model.0.spec().n_vocab)
+    unsafe { model.as_ref() }.map_or(0, |model| model.inner.spec().n_vocab)
 }
 
 /// Tokens of the texts that the model was trained with; 0 for a null pointer.
@@ -77,7 +102,7 @@ pub unsafe extern "C" fn ma_model_n_vocab(model: *const Model) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_model_n_ctx_train(model: *const Model) -> usize {
     // SAFETY: as the caller promises.
-    unsafe { model.as_ref() }.map_or(0, |model| model.0.spec().n_ctx_train)
+    unsafe { model.as_ref() }.map_or(0, |model| model.inner.spec().n_ctx_train)
 }
 
 /// Writes the tokens of a text to `ids`, and how many there are to `n_ids`.
@@ -106,7 +131,7 @@ pub unsafe extern "C" fn ma_tokenize(
         // SAFETY: as the caller promises.
         let text = unsafe { crate::pointers::text(text, length, "text") }?;
         let options = EncodeOptions { add_special: add_special != 0, parse_special: parse_special != 0 };
-        let encoded = model.0.tokenizer()?.encode(text, options);
+        let encoded = model.inner.tokenizer()?.encode(text, options);
         // SAFETY: as the caller promises.
         unsafe { fill(&encoded, ids, capacity, &n_ids) }
     })
@@ -134,16 +159,16 @@ pub unsafe extern "C" fn ma_detokenize(
         let (length, model) = unsafe { (Out::new(length, "length")?, reference(model, "model")?) };
         // SAFETY: as the caller promises.
         let ids = unsafe { values(ids, n_ids, "ids") }?;
-        check_ids(model, ids)?;
-        let decoded = model.0.tokenizer()?.decode(ids, special != 0);
+        check_ids(&model.inner, ids)?;
+        let decoded = model.inner.tokenizer()?.decode(ids, special != 0);
         // SAFETY: as the caller promises.
         unsafe { fill(decoded.as_bytes(), text.cast(), capacity, &length) }
     })
 }
 
 /// An error where the model does not know one of the ids.
-pub(crate) fn check_ids(model: &Model, ids: &[u32]) -> Result<(), Failure> {
-    let n_vocab = model.0.spec().n_vocab;
+pub(crate) fn check_ids(model: &metal_attention::Model, ids: &[u32]) -> Result<(), Failure> {
+    let n_vocab = model.spec().n_vocab;
     match ids.iter().find(|&&id| id as usize >= n_vocab) {
         Some(id) => Err(Failure::argument(format!("token id {id} is outside the vocabulary of {n_vocab} tokens"))),
         None => Ok(()),

@@ -73,6 +73,18 @@ pub unsafe fn text<'a>(pointer: *const c_char, length: usize, name: &str) -> Res
     std::str::from_utf8(bytes).map_err(|error| Failure::argument(format!("{name} is no UTF-8: {error}")))
 }
 
+/// The `n` strings from `pointer` on, each of which ends with a NUL.
+///
+/// # Safety
+/// A pointer that is not null leads to `n` pointers, each of which is null or leads to a NUL at last.
+pub unsafe fn texts(pointer: *const *const c_char, n: usize, name: &str) -> Result<Vec<String>, Failure> {
+    // SAFETY: there are so many, as the caller says.
+    let pointers = unsafe { values(pointer, n, name) }?;
+    // SAFETY: each ends with a NUL, as the caller says.
+    let owned = |&each: &*const c_char| Ok(unsafe { text(each, MA_NUL_TERMINATED, name) }?.to_owned());
+    pointers.iter().map(owned).collect()
+}
+
 /// Writes `from` to the `capacity` values from `to` on, and how many there are to `n`. An error where there are more.
 ///
 /// # Safety

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use metal_attention::sampling::{SamplerKind, SamplerOptions};
 
 use crate::model::MA_NUL_TERMINATED;
-use crate::pointers::{Out, check_struct, text, values};
+use crate::pointers::{Out, check_struct, text, texts, values};
 use crate::status::{Failure, Status, call};
 
 /// A number that is added to the logit of a token.
@@ -40,6 +40,8 @@ pub struct SamplingOptions {
     pub typical_p: f32,
     /// Keeps logits within so many standard deviations of the highest; 0 or less: all.
     pub top_n_sigma: f32,
+    /// The least number of tokens that top_p, min_p, typical_p and XTC leave.
+    pub min_keep: usize,
     /// How often, from 0 to 1, the most probable tokens are excluded.
     pub xtc_probability: f32,
     /// The probability that a token needs to be among these.
@@ -64,6 +66,11 @@ pub struct SamplingOptions {
     pub dry_allowed_length: usize,
     /// At how many of the last tokens DRY looks; SIZE_MAX: at all.
     pub dry_penalty_last_n: usize,
+    /// Strings that end a repetition for DRY, each of which ends with a NUL. Null: line breaks, colons, quotation marks and
+    /// asterisks; not null, and none of them: none.
+    pub dry_sequence_breakers: *const *const c_char,
+    /// How many.
+    pub n_dry_sequence_breakers: usize,
     /// The samplers in their order, such as "penalties;top_k;temperature". Null: all.
     pub samplers: *const c_char,
     /// Numbers that are added to logits.
@@ -74,28 +81,57 @@ pub struct SamplingOptions {
 
 impl SamplingOptions {
     fn new(options: &SamplerOptions) -> Self {
+        // All are named: an option that the library learns does not compile before it is here.
+        let &SamplerOptions {
+            temperature,
+            dynatemp_range,
+            dynatemp_exponent,
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            top_n_sigma,
+            min_keep,
+            xtc_probability,
+            xtc_threshold,
+            penalty_last_n,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+            dry_multiplier,
+            dry_base,
+            dry_allowed_length,
+            dry_penalty_last_n,
+            dry_sequence_breakers: _,
+            logit_bias: _,
+            order: _,
+            seed,
+        } = options;
         Self {
             size: size_of::<Self>(),
-            has_seed: i32::from(options.seed.is_some()),
-            temperature: options.temperature,
-            seed: options.seed.unwrap_or(0),
-            top_k: options.top_k,
-            top_p: options.top_p,
-            min_p: options.min_p,
-            typical_p: options.typical_p,
-            top_n_sigma: options.top_n_sigma,
-            xtc_probability: options.xtc_probability,
-            xtc_threshold: options.xtc_threshold,
-            dynatemp_range: options.dynatemp_range,
-            dynatemp_exponent: options.dynatemp_exponent,
-            penalty_last_n: options.penalty_last_n,
-            repeat_penalty: options.repeat_penalty,
-            frequency_penalty: options.frequency_penalty,
-            presence_penalty: options.presence_penalty,
-            dry_multiplier: options.dry_multiplier,
-            dry_base: options.dry_base,
-            dry_allowed_length: options.dry_allowed_length,
-            dry_penalty_last_n: options.dry_penalty_last_n,
+            has_seed: i32::from(seed.is_some()),
+            temperature,
+            seed: seed.unwrap_or(0),
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            top_n_sigma,
+            min_keep,
+            xtc_probability,
+            xtc_threshold,
+            dynatemp_range,
+            dynatemp_exponent,
+            penalty_last_n,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+            dry_multiplier,
+            dry_base,
+            dry_allowed_length,
+            dry_penalty_last_n,
+            dry_sequence_breakers: std::ptr::null(),
+            n_dry_sequence_breakers: 0,
             samplers: std::ptr::null(),
             logit_bias: std::ptr::null(),
             n_logit_bias: 0,
@@ -103,7 +139,8 @@ impl SamplingOptions {
     }
 
     /// # Safety
-    /// `samplers` is null or ends with a NUL; `logit_bias` is null or leads to so many.
+    /// `samplers` is null or ends with a NUL; `logit_bias` and `dry_sequence_breakers` are null or lead to so many, strings that are
+    /// null or end with a NUL.
     pub(crate) unsafe fn sampler(&self) -> Result<SamplerOptions, Failure> {
         let order = if self.samplers.is_null() {
             SamplerKind::ALL.to_vec()
@@ -113,6 +150,12 @@ impl SamplingOptions {
         };
         // SAFETY: there are so many.
         let logit_bias = unsafe { values(self.logit_bias, self.n_logit_bias, "logit_bias") }?;
+        let dry_sequence_breakers = if self.dry_sequence_breakers.is_null() && self.n_dry_sequence_breakers == 0 {
+            SamplerOptions::default().dry_sequence_breakers
+        } else {
+            // SAFETY: there are so many.
+            unsafe { texts(self.dry_sequence_breakers, self.n_dry_sequence_breakers, "dry_sequence_breakers") }?
+        };
         Ok(SamplerOptions {
             temperature: self.temperature,
             dynatemp_range: self.dynatemp_range,
@@ -122,6 +165,7 @@ impl SamplingOptions {
             min_p: self.min_p,
             typical_p: self.typical_p,
             top_n_sigma: self.top_n_sigma,
+            min_keep: self.min_keep,
             xtc_probability: self.xtc_probability,
             xtc_threshold: self.xtc_threshold,
             penalty_last_n: self.penalty_last_n,
@@ -132,10 +176,10 @@ impl SamplingOptions {
             dry_base: self.dry_base,
             dry_allowed_length: self.dry_allowed_length,
             dry_penalty_last_n: self.dry_penalty_last_n,
+            dry_sequence_breakers,
             logit_bias: logit_bias.iter().map(|bias| (bias.id, bias.bias)).collect(),
             order,
             seed: (self.has_seed != 0).then_some(self.seed),
-            ..SamplerOptions::default()
         })
     }
 }

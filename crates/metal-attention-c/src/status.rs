@@ -7,10 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use metal_attention::gguf::GgufError;
 use metal_attention::sampling::SamplingError;
+use metal_attention::scheduler::{RequestError, StartError, SubmitError};
 use metal_attention::{CpuError, Error, ForwardError};
 
 /// The version of this interface. It grows with each change after which programs have to be compiled again.
-pub const MA_ABI_VERSION: u32 = 1;
+pub const MA_ABI_VERSION: u32 = 2;
 
 /// The version of the interface that the library has; MA_ABI_VERSION is the one that a program was compiled with.
 #[unsafe(no_mangle)]
@@ -90,6 +91,49 @@ impl From<SamplingError> for Failure {
     }
 }
 
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Model(error) => error.into(),
+            error @ StartError::Option { .. } => Self::argument(error.to_string()),
+            error @ (StartError::CacheDisk { .. } | StartError::Thread(_)) => {
+                Self::new(Status::Failed, error.to_string())
+            }
+        }
+    }
+}
+
+impl From<SubmitError> for Failure {
+    fn from(error: SubmitError) -> Self {
+        let status = match &error {
+            SubmitError::QueueFull { .. } | SubmitError::TooManyTexts { .. } => Status::Busy,
+            SubmitError::ShuttingDown => Status::Cancelled,
+            SubmitError::EngineFailed => Status::Defect,
+            SubmitError::NoText | SubmitError::NoLogits => Status::Unsupported,
+            SubmitError::PromptTooLong { .. } => Status::ContextFull,
+            SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {
+                Status::InvalidArgument
+            }
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl From<RequestError> for Failure {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Forward(error) => Error::from(error).into(),
+            error @ (RequestError::Constraint(_) | RequestError::LogitsProcessor(_) | RequestError::NoNumbers) => {
+                Self::new(Status::Failed, error.to_string())
+            }
+            error @ (RequestError::Panicked(_) | RequestError::EngineFailed) => {
+                Self::new(Status::Defect, error.to_string())
+            }
+            error @ RequestError::ShutDown => Self::new(Status::Cancelled, error.to_string()),
+        }
+    }
+}
+
 fn status_of(error: &Error) -> Status {
     match error {
         error if error.is_cancelled() => Status::Cancelled,
@@ -136,9 +180,14 @@ pub fn call(work: impl FnOnce() -> Result<(), Failure>) -> Status {
             Failure::new(Status::Defect, message)
         }
     };
-    let message = failure.message.replace('\0', "\u{fffd}");
-    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = CString::new(message).unwrap_or_default());
+    let message = c_string(&failure.message);
+    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = message);
     failure.status
+}
+
+/// A message as C has it; a NUL in it is replaced.
+pub fn c_string(message: &str) -> CString {
+    CString::new(message.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {

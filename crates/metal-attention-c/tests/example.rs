@@ -1,4 +1,4 @@
-//! `examples/c/generate.c`, compiled by the system's C compiler and run, with the library shared and static.
+//! The programs in `examples/c`, compiled by the system's C compiler and run, with the library shared and static.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
@@ -45,6 +45,13 @@ fn output_of(compiler: &str, source: &Path, library: &[&str]) -> String {
     String::from_utf8(run(&mut command).stdout).unwrap()
 }
 
+/// What comes of the example `name` with the shared library.
+fn output_with_shared_library(name: &str) -> Option<String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/c").join(name);
+    let folder = format!("-L{}", libraries().display());
+    Some(output_of(&compiler()?, &source, &[&folder, "-lmetal_attention_c"]))
+}
+
 const STORY: &str = "\
 5 tokens: Once upon a time
 , there was a little girl named Lily. She loved to play outsid
@@ -55,10 +62,26 @@ similarity 1.000
 
 #[test]
 fn the_example_runs_with_the_shared_library() {
-    let Some(compiler) = compiler() else { return };
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/c/generate.c");
-    let folder = format!("-L{}", libraries().display());
-    assert_eq!(output_of(&compiler, &source, &[&folder, "-lmetal_attention_c"]), STORY);
+    let Some(output) = output_with_shared_library("generate.c") else { return };
+    assert_eq!(output, STORY);
+}
+
+const CHAT: &str = r#"the model writes: {"name": "weather", "arguments": { "city" : "Paris" }}
+{"role":"assistant","content":null,"tool_calls":[{"id":"ID","type":"function","function":{"name":"weather","arguments":"{ \"city\" : \"Paris\" }"}}]}
+Lily had a pet. It was a cat
+Once upon a time|, there was a little girl named Lily. She
+Lily and Ben| were playing in the park. They li
+The cat| and a boy were playing in the p
+"#;
+
+#[test]
+fn conversations_forms_and_batches_run_from_c() {
+    let Some(output) = output_with_shared_library("chat.c") else { return };
+    // A call's name is made up, of nine letters and digits.
+    let (before, rest) = output.split_once("\"id\":\"").unwrap();
+    let (id, after) = rest.split_at(9);
+    assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+    assert_eq!(format!("{before}\"id\":\"ID{after}"), CHAT);
 }
 
 #[test]

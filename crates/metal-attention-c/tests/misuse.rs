@@ -5,9 +5,12 @@ use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
 use metal_attention_c::{
-    Context, ContextOptions, GenerateOptions, Generation, MA_NUL_TERMINATED, Model, OnToken, SamplingOptions, Status,
-    Token, ma_complete, ma_context_cancel, ma_context_free, ma_context_n_ctx, ma_context_new,
-    ma_context_options_default, ma_detokenize, ma_embed, ma_generate, ma_generate_options_default, ma_last_error,
+    Answer, Batch, Chat, ChatOptions, Context, ContextOptions, GenerateOptions, Generation, Grammar, MA_NUL_TERMINATED,
+    Model, OnToken, SamplingOptions, Status, Token, ma_answer_free, ma_answer_message, ma_answer_new, ma_batch_add,
+    ma_batch_cancel, ma_batch_error, ma_batch_free, ma_batch_new, ma_batch_run, ma_chat_free, ma_chat_new,
+    ma_chat_options_default, ma_chat_prompt, ma_chat_tokens, ma_complete, ma_context_cancel, ma_context_free,
+    ma_context_n_ctx, ma_context_new, ma_context_options_default, ma_detokenize, ma_embed, ma_generate,
+    ma_generate_options_default, ma_grammar_free, ma_grammar_left_out, ma_grammar_new, ma_last_error,
     ma_model_built_in, ma_model_free, ma_model_n_ctx_train, ma_model_n_embedding, ma_model_n_vocab, ma_model_open,
     ma_sampling_options_default, ma_tokenize,
 };
@@ -42,6 +45,7 @@ fn context(model: *const Model, n_ctx: usize) -> *mut Context {
 #[test]
 fn null_pointers_are_errors() {
     let (mut n, mut model, mut context) = (0, null_mut(), null_mut());
+    let (mut chat, mut answer, mut grammar, mut batch) = (null_mut(), null_mut(), null_mut(), null_mut());
     let text = c"Once".as_ptr();
     // SAFETY: null is what these functions ask about.
     let statuses = unsafe {
@@ -58,15 +62,32 @@ fn null_pointers_are_errors() {
             ma_generate(null(), null(), 0, null(), null(), None, null_mut(), null_mut()),
             ma_complete(null(), text, 4, null(), null(), None, null_mut(), null_mut()),
             ma_embed(null(), text, 4, null_mut(), 0, &raw mut n),
+            ma_chat_options_default(null_mut(), size_of::<ChatOptions>()),
+            ma_chat_new(null(), text, 4, null(), &raw mut chat),
+            ma_chat_prompt(null(), null_mut(), 0, &raw mut n),
+            ma_chat_tokens(null(), null_mut(), 0, &raw mut n),
+            ma_answer_new(null(), &raw mut answer),
+            ma_answer_message(null(), null_mut(), 0, &raw mut n),
+            ma_grammar_new(null(), text, text, 4, null(), &raw mut grammar),
+            ma_grammar_left_out(null(), null_mut(), 0, &raw mut n),
+            ma_batch_new(null(), null(), 1, &raw mut batch),
+            ma_batch_add(null(), null(), 0, null(), null(), None, null_mut(), null_mut()),
+            ma_batch_run(null(), null_mut(), 0, &raw mut n),
         ]
     };
-    assert_eq!(statuses, [Status::InvalidArgument; 12]);
-    assert!(why().contains("context is a null pointer"), "{}", why());
+    assert_eq!(statuses, [Status::InvalidArgument; 23]);
+    assert!(why().contains("batch is a null pointer"), "{}", why());
     // SAFETY: as above.
     unsafe {
         ma_model_free(null_mut());
         ma_context_free(null_mut());
         ma_context_cancel(null());
+        ma_chat_free(null_mut());
+        ma_answer_free(null_mut());
+        ma_grammar_free(null_mut());
+        ma_batch_free(null_mut());
+        ma_batch_cancel(null());
+        assert_eq!(*ma_batch_error(null(), 0), 0);
         assert_eq!((ma_model_n_vocab(null()), ma_model_n_ctx_train(null()), ma_model_n_embedding(null())), (0, 0, 0));
         assert_eq!(ma_context_n_ctx(null()), 0);
     }
@@ -223,6 +244,10 @@ fn handles_can_be_shared() {
     fn is_shared<T: Send + Sync>() {}
     is_shared::<Model>();
     is_shared::<Context>();
+    is_shared::<Batch>();
+    is_shared::<Chat>();
+    is_shared::<Answer>();
+    is_shared::<Grammar>();
 }
 
 /// Of length 1, the same for the same text, and not written to a buffer that is too small.

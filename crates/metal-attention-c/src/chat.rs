@@ -1,0 +1,244 @@
+//! Conversations as prompts.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use metal_attention::tokenizer::Tokenizer;
+use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, TemplateError, Tool, ToolCallParser};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::model::{MA_NUL_TERMINATED, Model};
+use crate::pointers::{Out, check_struct, fill, reference, text};
+use crate::status::{Failure, Status, call};
+
+/// A conversation as the model's chat template has rendered it. Any number of threads may use one at once.
+pub struct Chat {
+    template: ChatTemplate,
+    tokenizer: Arc<Tokenizer>,
+    continuation: Continuation,
+    tools: Vec<Tool>,
+}
+
+impl Chat {
+    /// The template that rendered it.
+    pub(crate) fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    /// What spells the tokens of an answer.
+    pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The functions that the answer may call.
+    pub(crate) fn tools(&self) -> &[Tool] {
+        &self.tools
+    }
+
+    /// Parts an answer into thoughts, text and calls of `tools`.
+    pub(crate) fn parser(&self, tools: &[Tool]) -> ToolCallParser {
+        self.template.continued_parser(&self.continuation, tools)
+    }
+
+    /// Whether the prompt ends in thoughts, which the answer goes on with.
+    pub(crate) fn begins_thoughts(&self) -> bool {
+        self.parser(&[]).is_thinking()
+    }
+
+    /// Whether the answer goes on with the last message.
+    pub(crate) fn continues_message(&self) -> bool {
+        self.continuation.begin < self.continuation.prompt.text.len()
+    }
+
+    /// The prompt as a grammar has to know it: one that ends in thoughts which have begun before is as one that begins them.
+    pub(crate) fn prompt_of_grammar(&self) -> &str {
+        match self.template.reasoning() {
+            Some(markers) if self.begins_thoughts() => markers.start,
+            Some(_) | None => &self.continuation.prompt.text,
+        }
+    }
+}
+
+/// How a conversation is rendered. ma_chat_options_default sets all members.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ChatOptions {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// The functions that the answer may call: a JSON list of OpenAI's tools, with a NUL at the end. Null: none.
+    pub tools: *const c_char,
+    /// Variables of the template, such as {"enable_thinking": false}: a JSON object, with a NUL at the end. Null: none.
+    pub variables: *const c_char,
+    /// Another template than the model's, in Jinja, with a NUL at the end. Null: the model's, or where it has none lines of "User:".
+    pub chat_template: *const c_char,
+    /// Not 0: the prompt ends with what begins an answer.
+    pub add_generation_prompt: i32,
+    /// Not 0: the answer goes on with the last message, which is the assistant's.
+    pub continue_final_message: i32,
+}
+
+impl ChatOptions {
+    fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            tools: std::ptr::null(),
+            variables: std::ptr::null(),
+            chat_template: std::ptr::null(),
+            add_generation_prompt: 1,
+            continue_final_message: 0,
+        }
+    }
+}
+
+/// Sets all members of `options`; `size` is sizeof(ma_chat_options).
+///
+/// # Safety
+/// `options` is null or leads to room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_chat_options_default(options: *mut ChatOptions, size: usize) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let out = unsafe { Out::new(options, "options") }?;
+        check_struct::<ChatOptions>(size, "chat_options")?;
+        out.set(ChatOptions::new());
+        Ok(())
+    })
+}
+
+/// Renders a conversation through the model's chat template, and writes it to `chat`. It is freed by ma_chat_free.
+///
+/// `messages` is a JSON list of OpenAI's messages, such as [{"role": "user", "content": "Hello!"}]; its `length` is in bytes, or
+/// MA_NUL_TERMINATED. Null `options` are the defaults. The spelling of a control token in a message stays text.
+///
+/// # Safety
+/// Pointers are null or lead to what is said here; `messages` to `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_chat_new(
+    model: *const Model,
+    messages: *const c_char,
+    length: usize,
+    options: *const ChatOptions,
+    chat: *mut *mut Chat,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (out, model) = unsafe { (Out::new(chat, "chat")?, reference(model, "model")?) };
+        // SAFETY: as the caller promises.
+        let messages = unsafe { text(messages, length, "messages") }?;
+        let defaults = ChatOptions::new();
+        // SAFETY: as the caller promises.
+        let options = unsafe { crate::pointers::options(options, "chat_options") }?.unwrap_or(&defaults);
+        // SAFETY: as the caller promises.
+        let rendered = unsafe { render(model, messages, options) }?;
+        out.set(Box::into_raw(Box::new(rendered)));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The texts of `options` are null or end with a NUL.
+unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result<Chat, Failure> {
+    let optional = |pointer: *const c_char, name| {
+        if pointer.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: it ends with a NUL.
+        unsafe { text(pointer, MA_NUL_TERMINATED, name) }.map(Some)
+    };
+    let messages: Vec<Message> = json(messages, "messages")?;
+    let tools: Vec<Tool> = json(optional(options.tools, "tools")?.unwrap_or("[]"), "tools")?;
+    let variables: Map<String, Value> = json(optional(options.variables, "variables")?.unwrap_or("{}"), "variables")?;
+    let tokenizer = model.inner.tokenizer()?;
+    let template = match optional(options.chat_template, "chat_template")? {
+        Some(source) => ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer)))?,
+        None => model.template()?.clone(),
+    };
+    template.tool_format().check_tools(&tools).map_err(|error| Failure::argument(format!("tools: {error}")))?;
+    let request = RenderRequest {
+        messages: &messages,
+        tools: &tools,
+        add_generation_prompt: options.add_generation_prompt != 0,
+        variables: Some(&variables),
+        ..Default::default()
+    };
+    let continuation = if options.continue_final_message != 0 {
+        template.render_continued(&request)?
+    } else {
+        let prompt = template.render(&request)?;
+        Continuation { begin: prompt.text.len(), prompt }
+    };
+    Ok(Chat { template, tokenizer, continuation, tools })
+}
+
+/// Reads JSON; `name` names it in errors.
+pub fn json<T: DeserializeOwned>(json: &str, name: &str) -> Result<T, Failure> {
+    serde_json::from_str(json).map_err(|error| Failure::argument(format!("{name}: {error}")))
+}
+
+impl From<TemplateError> for Failure {
+    fn from(error: TemplateError) -> Self {
+        Self::argument(error.to_string())
+    }
+}
+
+/// Frees a conversation. Grammars and answers that were made of it stay. Null is nothing to free.
+///
+/// # Safety
+/// `chat` is null or comes from ma_chat_new, and is not used after this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_chat_free(chat: *mut Chat) {
+    if !chat.is_null() {
+        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
+        let chat = unsafe { Box::from_raw(chat) };
+        call(|| {
+            drop(chat);
+            Ok(())
+        });
+    }
+}
+
+/// Writes the text of the prompt to `text`, without a NUL behind it, and its bytes to `length`.
+///
+/// Where `text` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
+/// `length` what is needed. The model is given the ids of ma_chat_tokens, where the spelling of a control token in a message is text.
+///
+/// # Safety
+/// Pointers are null or lead to what is said here; `text` to room for `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_chat_prompt(
+    chat: *const Chat,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (length, chat) = unsafe { (Out::new(length, "length")?, reference(chat, "chat")?) };
+        // SAFETY: as the caller promises.
+        unsafe { fill(chat.continuation.prompt.text.as_bytes(), text.cast(), capacity, &length) }
+    })
+}
+
+/// Writes the tokens of the prompt to `ids`, and how many there are to `n_ids`.
+///
+/// Where `ids` has room for too few (`capacity`; null has room for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and `n_ids` how
+/// many are needed.
+///
+/// # Safety
+/// Pointers are null or lead to what is said here; `ids` to room for `capacity` of them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_chat_tokens(
+    chat: *const Chat,
+    ids: *mut u32,
+    capacity: usize,
+    n_ids: *mut usize,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (n_ids, chat) = unsafe { (Out::new(n_ids, "n_ids")?, reference(chat, "chat")?) };
+        let encoded = chat.continuation.prompt.encode(&chat.tokenizer);
+        // SAFETY: as the caller promises.
+        unsafe { fill(&encoded, ids, capacity, &n_ids) }
+    })
+}

@@ -1,0 +1,145 @@
+//! Structured outputs: the form that a text must have.
+
+use std::ffi::c_char;
+
+use metal_attention_grammar::{Form, GrammarError};
+
+use crate::chat::{Chat, json};
+use crate::model::{MA_NUL_TERMINATED, Model};
+use crate::pointers::{Out, fill, reference, text};
+use crate::status::{Failure, Status, call};
+
+/// A grammar that texts follow, each from its beginning: the member `grammar` of ma_generate_options. Any number of texts may follow
+/// one at once.
+pub struct Grammar {
+    pub(crate) grammar: metal_attention_grammar::Grammar,
+    /// The text has a form of its own, and is no tool call.
+    pub(crate) is_form: bool,
+    /// Places of a JSON schema that are not enforced.
+    left_out: Vec<String>,
+}
+
+/// What a text must be.
+enum Wanted {
+    Form(Form),
+    /// Tool calls, several where `parallel`.
+    Calls {
+        parallel: bool,
+    },
+}
+
+/// What `kind` may be, in errors.
+const KINDS: &str =
+    "\"json_schema\", \"json_object\", \"grammar\", \"regex\", \"choice\", \"tool_call\" and \"tool_calls\"";
+
+/// Makes a grammar of `form`, and writes it to `grammar`. It is freed by ma_grammar_free.
+///
+/// `kind`, with a NUL at the end, says what `form` is; its `length` is in bytes, or MA_NUL_TERMINATED:
+/// "json_schema", a JSON schema; "json_object", any JSON object; "grammar", llama.cpp's GBNF or llguidance's Lark; "regex", a regular
+/// expression that matches the whole text; "choice", a JSON list of strings of which the text is one; "tool_call" and "tool_calls", one
+/// call, or one and more, of the tools of `chat`. `form` may be null where `kind` says all.
+///
+/// `chat` is null, or the conversation that the text answers: thoughts that its prompt has begun then have no form.
+///
+/// # Safety
+/// Pointers are null or lead to what is said here; `form` to `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_grammar_new(
+    model: *const Model,
+    kind: *const c_char,
+    form: *const c_char,
+    length: usize,
+    chat: *const Chat,
+    grammar: *mut *mut Grammar,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (out, model) = unsafe { (Out::new(grammar, "grammar")?, reference(model, "model")?) };
+        // SAFETY: as the caller promises.
+        let kind = unsafe { text(kind, MA_NUL_TERMINATED, "kind") }?;
+        let form = if form.is_null() {
+            ""
+        } else {
+            // SAFETY: as the caller promises.
+            unsafe { text(form, length, "form") }?
+        };
+        // SAFETY: as the caller promises.
+        let chat = unsafe { chat.as_ref() };
+        let wanted = match kind {
+            "json_schema" => Wanted::Form(Form::JsonSchema { schema: json(form, "form")?, strict: None }),
+            "json_object" => Wanted::Form(Form::JsonObject),
+            "grammar" => Wanted::Form(Form::grammar(form.to_owned())),
+            "regex" => Wanted::Form(Form::Regex(form.to_owned())),
+            "choice" => Wanted::Form(Form::Choice(json(form, "form")?)),
+            "tool_call" => Wanted::Calls { parallel: false },
+            "tool_calls" => Wanted::Calls { parallel: true },
+            other => return Err(Failure::argument(format!("kind is {other:?}, but it must be one of {KINDS}"))),
+        };
+        let is_form = matches!(wanted, Wanted::Form(_));
+        let mut left_out = Vec::new();
+        let grammars = model.grammars()?;
+        let grammar = match (wanted, chat) {
+            (_, Some(chat)) if chat.continues_message() && !chat.begins_thoughts() => {
+                return Err(Failure::argument("a text that goes on with a message cannot have a form of its own"));
+            }
+            (Wanted::Form(form), None) => grammars.raw(&form, &mut left_out),
+            (Wanted::Form(form), Some(chat)) => {
+                grammars.form(chat.template(), chat.prompt_of_grammar(), &form, &mut left_out)
+            }
+            (Wanted::Calls { parallel }, Some(chat)) if !chat.tools().is_empty() => {
+                grammars.calls(chat.template(), chat.prompt_of_grammar(), chat.tools(), parallel, &mut left_out)
+            }
+            (Wanted::Calls { .. }, Some(_) | None) => {
+                return Err(Failure::argument(format!("kind is {kind:?}, but there is no chat with tools to call")));
+            }
+        }?;
+        out.set(Box::into_raw(Box::new(Grammar { grammar, is_form, left_out })));
+        Ok(())
+    })
+}
+
+impl From<GrammarError> for Failure {
+    fn from(error: GrammarError) -> Self {
+        Self::argument(format!("form cannot be followed: {error}"))
+    }
+}
+
+/// Writes the places of a JSON schema that the grammar does not enforce to `places`, without a NUL behind it, and its bytes to
+/// `length`: a JSON list of strings, mostly empty.
+///
+/// Where `places` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
+/// `length` what is needed.
+///
+/// # Safety
+/// Pointers are null or lead to what is said here; `places` to room for `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_grammar_left_out(
+    grammar: *const Grammar,
+    places: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Status {
+    call(|| {
+        // SAFETY: as the caller promises.
+        let (length, grammar) = unsafe { (Out::new(length, "length")?, reference(grammar, "grammar")?) };
+        let list = serde_json::to_vec(&grammar.left_out).map_err(|e| Failure::new(Status::Failed, e.to_string()))?;
+        // SAFETY: as the caller promises.
+        unsafe { fill(&list, places.cast(), capacity, &length) }
+    })
+}
+
+/// Frees a grammar. Texts that follow it go on. Null is nothing to free.
+///
+/// # Safety
+/// `grammar` is null or comes from ma_grammar_new, and is not used after this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ma_grammar_free(grammar: *mut Grammar) {
+    if !grammar.is_null() {
+        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
+        let grammar = unsafe { Box::from_raw(grammar) };
+        call(|| {
+            drop(grammar);
+            Ok(())
+        });
+    }
+}
