@@ -116,6 +116,24 @@ def test_stop_ids_end_a_text_once_it_has_its_least_tokens(llm: LLM) -> None:
     assert [id for piece in llm.stream("Once upon a time", ends) for id in piece.token_ids] == [432, 383, 286]
 
 
+def test_samplers_leave_at_least_so_many_tokens(llm: LLM) -> None:
+    def ids(**options: float) -> list[int]:
+        params = SamplingParams(temperature=1.5, seed=3, max_tokens=24, **options)  # type: ignore[arg-type]
+        return llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].token_ids
+
+    assert ids(top_p=0.1, min_keep=1) == ids(top_p=0.1) != ids(top_p=0.1, min_keep=512)
+
+
+def test_a_repetition_ends_where_it_is_told_to(llm: LLM) -> None:
+    def ids(breakers: list[str] | None) -> list[int]:
+        params = SamplingParams(
+            temperature=0, max_tokens=80, dry_multiplier=4, dry_penalty_last_n=-1, dry_sequence_breakers=breakers
+        )
+        return llm.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0].token_ids
+
+    assert ids(None) == ids(["\n", ":", '"', "*"]) != ids([" ", ".", "a", "e", "i", "o", "u"])
+
+
 def test_prompts_have_log_probabilities(llm: LLM) -> None:
     prompt = "Once upon a time, there was"
     params = SamplingParams(temperature=0, max_tokens=2, n=2, prompt_logprobs=2)

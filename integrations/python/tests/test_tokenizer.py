@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_chat import HELLO, TEMPLATE
 
-from metal_attention import LLM, PromptError
+from metal_attention import LLM, OptionError, PromptError
 
 IDS = [1, 403, 407, 261, 378]
 
@@ -54,3 +54,6 @@ def test_conversations_are_rendered(llm: LLM) -> None:
     begun = tokenizer.apply_chat_template(said, chat_template=TEMPLATE, continue_final_message=True, tokenize=False)
     assert begun == "user: Hello!\nassistant: I am"
     assert tokenizer.chat_template is None
+    assert tokenizer.apply_chat_template(HELLO, return_dict=False, **asked) == ids  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="return_tensors is not supported"):
+        tokenizer.apply_chat_template(HELLO, return_tensors="pt", **asked)  # type: ignore[arg-type]

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from .errors import PromptError
+from .errors import OptionError, PromptError
 
 if TYPE_CHECKING:
     from .llm import LLM, Message
+
+
+_OF_TENSORS = {"return_tensors", "return_dict", "padding", "truncation", "max_length"}
+"""Arguments of `apply_chat_template` in transformers that say in what the token ids come back."""
 
 
 class Tokenizer:
@@ -137,6 +141,9 @@ class Tokenizer:
         **variables: Any,
     ) -> str | list[int]:
         """The token ids of a conversation, or its text; further arguments are variables of the template."""
+        for name in _OF_TENSORS & variables.keys():
+            if variables.pop(name):
+                raise OptionError(f"{name} is not supported: what comes back is a list of token ids, or a text")
         rendered = self._llm._conversation(
             conversation,
             tools=tools,
