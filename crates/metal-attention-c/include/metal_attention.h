@@ -443,7 +443,7 @@ void ma_answer_free(ma_answer *answer);
 // expression that matches the whole text; "choice", a JSON list of strings of which the text is one; "tool_call" and "tool_calls", one
 // call, or one and more, of the tools of `chat`. `form` may be null where `kind` says all.
 //
-// `chat` is null, or the conversation that the text answers: thoughts that its prompt has begun then have no form.
+// `chat` is null, or the conversation that the text answers: what the model thinks first then has no form.
 //
 // # Safety
 // Pointers are null or lead to what is said here; `form` to `length` bytes.
@@ -540,7 +540,7 @@ ma_status ma_batch_new(const ma_model *model,
 //
 // # Safety
 // Pointers are null or lead to what is said here; `prompt` to `n_prompt` ids. `on_token` is null or a function of its type, and may
-// be called with `user` until ma_batch_run returns.
+// be called with `user` in the thread of ma_batch_run, until that returns.
 ma_status ma_batch_add(const ma_batch *batch,
                        const uint32_t *prompt,
                        size_t n_prompt,

@@ -72,10 +72,10 @@ pub unsafe extern "C" fn ma_answer_new(chat: *const Chat, answer: *mut *mut Answ
         // SAFETY: as the caller promises.
         let (out, chat) = unsafe { (Out::new(answer, "answer")?, reference(chat, "chat")?) };
         let reading = Reading {
-            tokenizer: Arc::clone(chat.tokenizer()),
-            parser: chat.parser(chat.tools()),
-            parser_of_form: chat.parser(&[]),
-            stop: chat.template().stop_strings(),
+            tokenizer: Arc::clone(chat.0.tokenizer()),
+            parser: chat.0.parser(false),
+            parser_of_form: chat.0.parser(true),
+            stop: chat.0.stop_strings(),
             events: Vec::new(),
             begun: false,
         };

@@ -101,6 +101,7 @@ pub unsafe extern "C" fn ma_batch_add(
         let (batch, prompt) = unsafe { (reference(batch, "batch")?, values(prompt, n_prompt, "prompt")?) };
         // SAFETY: as the caller promises.
         let mut request = unsafe { Request::new(sampling, options, on_token, user) }?;
+        request.check(&batch.model)?;
         let queued = request.queued(&batch.model, prompt);
         let events = Some(batch.scheduler.submit(queued)?);
         let generation = Generation { n_prompt, n_cached: 0, n_generated: 0, stop_reason: StopReason::Callback };

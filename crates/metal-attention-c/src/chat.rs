@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, TemplateError, Tool, ToolCallParser};
+use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, Tool};
+use metal_attention_grammar::Conversation;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -13,52 +13,7 @@ use crate::pointers::{Out, check_struct, fill, reference, text};
 use crate::status::{Failure, Status, call};
 
 /// A conversation as the model's chat template has rendered it. Any number of threads may use one at once.
-pub struct Chat {
-    template: ChatTemplate,
-    tokenizer: Arc<Tokenizer>,
-    continuation: Continuation,
-    tools: Vec<Tool>,
-}
-
-impl Chat {
-    /// The template that rendered it.
-    pub(crate) fn template(&self) -> &ChatTemplate {
-        &self.template
-    }
-
-    /// What spells the tokens of an answer.
-    pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
-    }
-
-    /// The functions that the answer may call.
-    pub(crate) fn tools(&self) -> &[Tool] {
-        &self.tools
-    }
-
-    /// Parts an answer into thoughts, text and calls of `tools`.
-    pub(crate) fn parser(&self, tools: &[Tool]) -> ToolCallParser {
-        self.template.continued_parser(&self.continuation, tools)
-    }
-
-    /// Whether the prompt ends in thoughts, which the answer goes on with.
-    pub(crate) fn begins_thoughts(&self) -> bool {
-        self.parser(&[]).is_thinking()
-    }
-
-    /// Whether the answer goes on with the last message.
-    pub(crate) fn continues_message(&self) -> bool {
-        self.continuation.begin < self.continuation.prompt.text.len()
-    }
-
-    /// The prompt as a grammar has to know it: one that ends in thoughts which have begun before is as one that begins them.
-    pub(crate) fn prompt_of_grammar(&self) -> &str {
-        match self.template.reasoning() {
-            Some(markers) if self.begins_thoughts() => markers.start,
-            Some(_) | None => &self.continuation.prompt.text,
-        }
-    }
-}
+pub struct Chat(pub(crate) Arc<Conversation>);
 
 /// How a conversation is rendered. ma_chat_options_default sets all members.
 #[repr(C)]
@@ -154,7 +109,6 @@ unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result
         Some(source) => ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer)))?,
         None => model.template()?.clone(),
     };
-    template.tool_format().check_tools(&tools).map_err(|error| Failure::argument(format!("tools: {error}")))?;
     let request = RenderRequest {
         messages: &messages,
         tools: &tools,
@@ -162,13 +116,10 @@ unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result
         variables: Some(&variables),
         ..Default::default()
     };
-    let continuation = if options.continue_final_message != 0 {
-        template.render_continued(&request)?
-    } else {
-        let prompt = template.render(&request)?;
-        Continuation { begin: prompt.text.len(), prompt }
-    };
-    Ok(Chat { template, tokenizer, continuation, tools })
+    let continued = options.continue_final_message != 0;
+    let conversation = Conversation::render(template, &tokenizer, &request, continued)
+        .map_err(|error| Failure::argument(error.to_string()))?;
+    Ok(Chat(Arc::new(conversation)))
 }
 
 /// Reads JSON; `name` names it in errors.
@@ -216,7 +167,7 @@ pub unsafe extern "C" fn ma_chat_prompt(
         // SAFETY: as the caller promises.
         let (length, chat) = unsafe { (Out::new(length, "length")?, reference(chat, "chat")?) };
         // SAFETY: as the caller promises.
-        unsafe { fill(chat.continuation.prompt.text.as_bytes(), text.cast(), capacity, &length) }
+        unsafe { fill(chat.0.text().as_bytes(), text.cast(), capacity, &length) }
     })
 }
 
@@ -237,8 +188,7 @@ pub unsafe extern "C" fn ma_chat_tokens(
     call(|| {
         // SAFETY: as the caller promises.
         let (n_ids, chat) = unsafe { (Out::new(n_ids, "n_ids")?, reference(chat, "chat")?) };
-        let encoded = chat.continuation.prompt.encode(&chat.tokenizer);
         // SAFETY: as the caller promises.
-        unsafe { fill(&encoded, ids, capacity, &n_ids) }
+        unsafe { fill(&chat.0.ids(), ids, capacity, &n_ids) }
     })
 }

@@ -218,7 +218,9 @@ pub struct Request {
     /// `None`: as the model's file recommends.
     sampling: Option<metal_attention::sampling::SamplerOptions>,
     options: metal_attention::GenerateOptions,
-    grammar: Option<metal_attention_grammar::Grammar>,
+    constraint: Option<Box<dyn Constraint>>,
+    /// Tokens of the vocabulary that the constraint is for.
+    n_vocab: Option<usize>,
     /// What reads the text as the answer to a conversation.
     answer: Option<Arc<Mutex<Reading>>>,
     on_token: OnToken,
@@ -256,9 +258,21 @@ impl Request {
                 .stop
                 .extend(answer.begin(grammar.is_some_and(|grammar| grammar.is_form))?.iter().map(ToString::to_string));
         }
-        let grammar = grammar.map(|grammar| grammar.grammar.clone());
+        let (constraint, n_vocab) = (grammar.and_then(Grammar::constraint), grammar.map(|grammar| grammar.n_vocab));
         let answer = answer.map(|answer| Arc::clone(&answer.0));
-        Ok(Self { sampling, options, grammar, answer, on_token, user })
+        Ok(Self { sampling, options, constraint, n_vocab, answer, on_token, user })
+    }
+
+    /// An error where it cannot be one of `model`.
+    pub fn check(&self, model: &metal_attention::Model) -> Result<(), Failure> {
+        check_ids(model, &self.options.stop_ids)?;
+        let n_vocab = model.spec().n_vocab;
+        match self.n_vocab.filter(|&n| n != n_vocab) {
+            Some(n) => Err(Failure::argument(format!(
+                "grammar is for a vocabulary of {n} tokens, but the model has {n_vocab}: make one for this model"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// The request for a scheduler, of a prompt for `model`.
@@ -272,13 +286,9 @@ impl Request {
             stop_ids: options.stop_ids.into(),
             ignore_eos: options.ignore_eos,
             min_tokens: options.min_tokens,
-            constraint: self.constraint(),
+            constraint: self.constraint.take(),
             ..Default::default()
         }
-    }
-
-    fn constraint(&mut self) -> Option<Box<dyn Constraint>> {
-        self.grammar.take().map(|grammar| Box::new(grammar) as Box<dyn Constraint>)
     }
 
     /// Has the answer read a token, or a rest of text without one.
@@ -310,13 +320,13 @@ impl Request {
     }
 
     fn run(&mut self, generator: &mut Generator, prompt: &[u32]) -> Result<Generation, Failure> {
-        check_ids(generator.model(), &self.options.stop_ids)?;
+        self.check(generator.model())?;
         if generator.model().spec().output.head.is_none() {
             return Err(Failure::new(Status::Unsupported, "the model writes no text: it makes embeddings, or ranks"));
         }
         let sampling = self.sampling.clone().unwrap_or_else(|| generator.model().sampling());
         generator.set_sampling(sampling)?;
-        generator.set_constraint(self.constraint());
+        generator.set_constraint(self.constraint.take());
         generator.prompt(prompt, |_, _| ControlFlow::Continue(()))?;
         let mut generation = generator.generate(self.options.clone());
         let mut n_generated = 0;

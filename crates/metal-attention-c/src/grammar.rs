@@ -1,8 +1,10 @@
 //! Structured outputs: the form that a text must have.
 
 use std::ffi::c_char;
+use std::sync::Arc;
 
-use metal_attention_grammar::{Form, GrammarError};
+use metal_attention::Constraint;
+use metal_attention_grammar::{Conversation, ConversationError, Form};
 
 use crate::chat::{Chat, json};
 use crate::model::{MA_NUL_TERMINATED, Model};
@@ -12,11 +14,26 @@ use crate::status::{Failure, Status, call};
 /// A grammar that texts follow, each from its beginning: the member `grammar` of ma_generate_options. Any number of texts may follow
 /// one at once.
 pub struct Grammar {
-    pub(crate) grammar: metal_attention_grammar::Grammar,
+    rules: metal_attention_grammar::Grammar,
+    /// Tokens of the vocabulary that it is for.
+    pub(crate) n_vocab: usize,
+    /// The conversation that texts answer.
+    conversation: Option<Arc<Conversation>>,
     /// The text has a form of its own, and is no tool call.
     pub(crate) is_form: bool,
     /// Places of a JSON schema that are not enforced.
     left_out: Vec<String>,
+}
+
+impl Grammar {
+    /// Restricts one text, where it is an answer after its thoughts.
+    pub(crate) fn constraint(&self) -> Option<Box<dyn Constraint>> {
+        let rules = self.rules.clone();
+        match &self.conversation {
+            Some(conversation) => conversation.constraint(rules, self.is_form),
+            None => Some(Box::new(rules)),
+        }
+    }
 }
 
 /// What a text must be.
@@ -39,7 +56,7 @@ const KINDS: &str =
 /// expression that matches the whole text; "choice", a JSON list of strings of which the text is one; "tool_call" and "tool_calls", one
 /// call, or one and more, of the tools of `chat`. `form` may be null where `kind` says all.
 ///
-/// `chat` is null, or the conversation that the text answers: thoughts that its prompt has begun then have no form.
+/// `chat` is null, or the conversation that the text answers: what the model thinks first then has no form.
 ///
 /// # Safety
 /// Pointers are null or lead to what is said here; `form` to `length` bytes.
@@ -78,30 +95,21 @@ pub unsafe extern "C" fn ma_grammar_new(
         let is_form = matches!(wanted, Wanted::Form(_));
         let mut left_out = Vec::new();
         let grammars = model.grammars()?;
-        let grammar = match (wanted, chat) {
-            (_, Some(chat)) if chat.continues_message() && !chat.begins_thoughts() => {
-                return Err(Failure::argument("a text that goes on with a message cannot have a form of its own"));
+        let place = if is_form { "form".to_owned() } else { format!("kind {kind:?}") };
+        let refused = |error: ConversationError| Failure::argument(format!("{place} {error}"));
+        let rules = match (wanted, chat) {
+            (Wanted::Form(form), None) => grammars.raw(&form, &mut left_out).map_err(|error| refused(error.into()))?,
+            (Wanted::Form(form), Some(chat)) => chat.0.form(grammars, &form, &mut left_out).map_err(refused)?,
+            (Wanted::Calls { parallel }, Some(chat)) => {
+                chat.0.calls(grammars, parallel, &mut left_out).map_err(refused)?
             }
-            (Wanted::Form(form), None) => grammars.raw(&form, &mut left_out),
-            (Wanted::Form(form), Some(chat)) => {
-                grammars.form(chat.template(), chat.prompt_of_grammar(), &form, &mut left_out)
-            }
-            (Wanted::Calls { parallel }, Some(chat)) if !chat.tools().is_empty() => {
-                grammars.calls(chat.template(), chat.prompt_of_grammar(), chat.tools(), parallel, &mut left_out)
-            }
-            (Wanted::Calls { .. }, Some(_) | None) => {
-                return Err(Failure::argument(format!("kind is {kind:?}, but there is no chat with tools to call")));
-            }
-        }?;
-        out.set(Box::into_raw(Box::new(Grammar { grammar, is_form, left_out })));
+            (Wanted::Calls { .. }, None) => return Err(refused(ConversationError::NoTools)),
+        };
+        let n_vocab = model.inner.spec().n_vocab;
+        let conversation = chat.map(|chat| Arc::clone(&chat.0));
+        out.set(Box::into_raw(Box::new(Grammar { rules, n_vocab, conversation, is_form, left_out })));
         Ok(())
     })
-}
-
-impl From<GrammarError> for Failure {
-    fn from(error: GrammarError) -> Self {
-        Self::argument(format!("form cannot be followed: {error}"))
-    }
 }
 
 /// Writes the places of a JSON schema that the grammar does not enforce to `places`, without a NUL behind it, and its bytes to

@@ -180,7 +180,9 @@ fn conversations_go_through_the_template() {
     assert_eq!(status, Status::InvalidArgument);
     // SAFETY: they come from the library and are not used any more.
     unsafe {
-        [plain, with_tools, thinking, begun, whole].into_iter().for_each(|chat| ma_chat_free(chat));
+        for chat in [plain, with_tools, thinking, begun, whole] {
+            ma_chat_free(chat);
+        }
         ma_model_free(model);
     }
 }
@@ -191,6 +193,7 @@ fn answers_are_taken_apart() {
     let context = context(model);
     let with_tools = chat(model, HELLO, |options| options.tools = TOOLS.as_ptr()).unwrap();
     let calls = grammar(model, "tool_call", "", with_tools).unwrap();
+    // SAFETY: there is room for the pointer, and the conversation is there.
     let answer = |chat| made(|answer| unsafe { ma_answer_new(chat, answer) }).unwrap();
 
     let called = answer(with_tools);
@@ -228,9 +231,15 @@ fn answers_are_taken_apart() {
         let status =
             ma_generate(context, once, n, &raw const sampling, &raw const options, None, null_mut(), null_mut());
         assert!(status == Status::InvalidArgument && why().contains("make one for each text"), "{}", why());
-        [called, plain, thought].into_iter().for_each(|answer| ma_answer_free(answer));
-        [calls, same, thoughts].into_iter().for_each(|grammar| ma_grammar_free(grammar));
-        [with_tools, thinking].into_iter().for_each(|chat| ma_chat_free(chat));
+        for answer in [called, plain, thought] {
+            ma_answer_free(answer);
+        }
+        for grammar in [calls, same, thoughts] {
+            ma_grammar_free(grammar);
+        }
+        for chat in [with_tools, thinking] {
+            ma_chat_free(chat);
+        }
         ma_context_free(context);
         ma_model_free(model);
     }
@@ -269,7 +278,7 @@ fn texts_have_their_form() {
         ("regex", "(", "form cannot be followed: the regular expression"),
         ("choice", "[1]", "form: invalid type"),
         ("json_schema", "{", "form: EOF"),
-        ("tool_call", "", "there is no chat with tools to call"),
+        ("tool_call", "", "kind \"tool_call\" needs tools to call"),
     ] {
         let (status, why) = grammar(model, kind, form, null()).unwrap_err();
         assert!(status == Status::InvalidArgument && why.contains(expected), "{why}");

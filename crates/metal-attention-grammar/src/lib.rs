@@ -3,7 +3,8 @@
 //! A [`Form`] says what is wanted: JSON that follows a schema, a grammar in GBNF or Lark, a regular expression, a choice of
 //! strings. [`Grammars`] makes constraints of forms for one vocabulary, for an answer to a chat ([`form`](Grammars::form)) or for
 //! a text from its beginning ([`raw`](Grammars::raw)), and of the tools of which an answer must call one
-//! ([`calls`](Grammars::calls)). A generator and a scheduler take what it makes.
+//! ([`calls`](Grammars::calls)). A generator and a scheduler take what it makes. A [`Guide`] puts room for thoughts before an answer's
+//! text, and ends thoughts and calls; a [`Conversation`] is a prompt that knows what reads and restricts its answer.
 //!
 //! ```
 //! use metal_attention::sampling::SamplerOptions;
@@ -27,9 +28,11 @@
 //! `gbnf/`. All of it may be hostile: what is too large, or takes too long, is an error that says so.
 
 mod constraint;
+mod conversation;
 mod fields;
 mod form;
 mod gbnf;
+mod guide;
 mod lark;
 mod pattern;
 mod schema;
@@ -37,6 +40,8 @@ mod schema;
 mod test_vocabulary;
 
 pub use constraint::{Grammar, GrammarError, Grammars};
+pub use conversation::{Conversation, ConversationError};
 pub use fields::FieldError;
 pub use form::Form;
 pub use gbnf::GbnfError;
+pub use guide::{Guide, GuideOptions, tokens_within};

@@ -4,21 +4,17 @@ use std::sync::Arc;
 
 use metal_attention::scheduler::Event;
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{AnswerEvent, ChatTemplate, Continuation, Message, RenderRequest, Tool, ToolCallParser};
+use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest, Tool, ToolCallParser};
+use metal_attention_grammar::Conversation;
 use pyo3::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::errors::{self, TemplateError};
+use crate::errors::TemplateError;
 
 /// A conversation as a chat template has rendered it.
-#[pyclass(frozen, module = "metal_attention._engine")]
-pub struct Conversation {
-    template: ChatTemplate,
-    continuation: Continuation,
-    tools: Vec<Tool>,
-    ids: Vec<u32>,
-}
+#[pyclass(frozen, name = "Conversation", module = "metal_attention._engine")]
+pub struct PyConversation(Conversation);
 
 /// How a conversation is rendered.
 #[derive(Clone, Copy)]
@@ -34,13 +30,12 @@ pub struct Rendering<'a> {
     pub continue_final_message: bool,
 }
 
-impl Conversation {
+impl PyConversation {
     /// Renders a conversation. Templates take time: not to be called by who holds Python.
-    pub fn render(template: ChatTemplate, tokenizer: &Tokenizer, rendering: Rendering<'_>) -> PyResult<Self> {
+    pub fn render(template: ChatTemplate, tokenizer: &Arc<Tokenizer>, rendering: Rendering<'_>) -> PyResult<Self> {
         let messages: Vec<Message> = parse(rendering.messages, "messages")?;
         let tools: Vec<Tool> = parse(rendering.tools, "tools")?;
         let variables: Map<String, Value> = parse(rendering.variables, "chat_template_kwargs")?;
-        template.tool_format().check_tools(&tools).map_err(|error| TemplateError::new_err(error.to_string()))?;
         let request = RenderRequest {
             messages: &messages,
             tools: &tools,
@@ -48,68 +43,42 @@ impl Conversation {
             variables: Some(&variables),
             ..Default::default()
         };
-        let rendered = if rendering.continue_final_message {
-            template.render_continued(&request)
-        } else {
-            template.render(&request).map(|prompt| Continuation { begin: prompt.text.len(), prompt })
-        };
-        let continuation = rendered.map_err(|error| errors::of_template(&error))?;
-        let ids = continuation.prompt.encode(tokenizer);
-        Ok(Self { template, continuation, tools, ids })
+        let conversation = Conversation::render(template, tokenizer, &request, rendering.continue_final_message);
+        conversation.map(Self).map_err(|error| TemplateError::new_err(error.to_string()))
     }
 
-    /// The template that rendered it.
-    pub fn template(&self) -> &ChatTemplate {
-        &self.template
-    }
-
-    /// The functions that the answer may call.
-    pub fn tools(&self) -> &[Tool] {
-        &self.tools
-    }
-
-    /// Whether the answer goes on with the last message.
-    pub fn continues_message(&self) -> bool {
-        self.continuation.begin < self.continuation.prompt.text.len()
-    }
-
-    /// The prompt as a grammar has to know it: one that ends in thoughts which have begun before is as one that begins them.
-    pub fn prompt_of_grammar(&self) -> &str {
-        match self.template.reasoning() {
-            Some(markers) if self.begins_thoughts() => markers.start,
-            Some(_) | None => &self.continuation.prompt.text,
-        }
+    pub fn inner(&self) -> &Conversation {
+        &self.0
     }
 
     /// Reads an answer. One in a form of its own has no calls.
-    pub fn answer(&self, tokenizer: &Arc<Tokenizer>, has_form: bool) -> Answer {
-        let tools = if has_form { &[] } else { self.tools.as_slice() };
-        Answer { tokenizer: Arc::clone(tokenizer), parser: self.template.continued_parser(&self.continuation, tools) }
+    pub fn answer(&self, has_form: bool) -> Answer {
+        Answer { tokenizer: Arc::clone(self.0.tokenizer()), parser: self.0.parser(has_form) }
     }
 }
 
 #[pymethods]
-impl Conversation {
+impl PyConversation {
     #[getter]
     fn text(&self) -> &str {
-        &self.continuation.prompt.text
+        self.0.text()
     }
 
     #[getter]
     fn token_ids(&self) -> Vec<u32> {
-        self.ids.clone()
+        self.0.ids()
     }
 
     /// Strings that end an answer where the model has no token for it.
     #[getter]
     fn stop(&self) -> Vec<&'static str> {
-        self.template.stop_strings().to_vec()
+        self.0.stop_strings().to_vec()
     }
 
     /// Whether the prompt ends in thoughts, which the answer goes on with.
     #[getter]
-    pub fn begins_thoughts(&self) -> bool {
-        self.template.continued_parser(&self.continuation, &[]).is_thinking()
+    fn begins_thoughts(&self) -> bool {
+        self.0.begins_thoughts()
     }
 }
 

@@ -9,12 +9,12 @@ use futures_util::stream::FuturesUnordered;
 use metal_attention::sampling::{NumberOption, SamplerOptions};
 use metal_attention::scheduler::{Client, Request, Scheduler, SubmitError};
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{Constraint, Device, EngineOptions, Watch};
+use metal_attention::{Device, EngineOptions, Watch};
 use metal_attention_chat::ChatTemplate;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-use crate::conversation::{Answer, Conversation, Rendering};
+use crate::conversation::{Answer, PyConversation, Rendering};
 use crate::errors::{self, EngineError, OptionError, PromptError};
 use crate::grammar::PyGrammar;
 use crate::load::{Loaded, Wanted};
@@ -206,7 +206,7 @@ impl Engine {
         add_generation_prompt: bool,
         continue_final_message: bool,
         chat_template: Option<&str>,
-    ) -> PyResult<Conversation> {
+    ) -> PyResult<PyConversation> {
         let tokenizer = &self.loaded.tokenizer;
         py.detach(|| {
             let template = match chat_template {
@@ -215,7 +215,7 @@ impl Engine {
                     .map_err(|error| errors::of_template(&error))?,
             };
             let rendering = Rendering { messages, tools, variables, add_generation_prompt, continue_final_message };
-            Conversation::render(template, tokenizer, rendering)
+            PyConversation::render(template, tokenizer, rendering)
         })
     }
 
@@ -225,9 +225,9 @@ impl Engine {
         &self,
         py: Python<'_>,
         fields: &str,
-        conversation: Option<&Bound<'_, Conversation>>,
+        conversation: Option<&Bound<'_, PyConversation>>,
     ) -> PyResult<Option<PyGrammar>> {
-        let conversation = conversation.map(Bound::get);
+        let conversation = conversation.map(|chat| chat.get().inner());
         py.detach(|| PyGrammar::make(&self.loaded.grammars, fields, conversation))
     }
 
@@ -235,10 +235,10 @@ impl Engine {
     fn call_grammar(
         &self,
         py: Python<'_>,
-        conversation: &Bound<'_, Conversation>,
+        conversation: &Bound<'_, PyConversation>,
         parallel: bool,
     ) -> PyResult<PyGrammar> {
-        let conversation = conversation.get();
+        let conversation = conversation.get().inner();
         py.detach(|| PyGrammar::of_calls(&self.loaded.grammars, conversation, parallel))
     }
 
@@ -306,7 +306,7 @@ impl Engine {
 
 /// What a text goes on with: the ids of its prompt, its parameters, its number among the texts of the prompt, the form that it
 /// must have, and the conversation that it answers.
-type Text<'py> = (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, Conversation>>);
+type Text<'py> = (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, PyConversation>>);
 
 /// A text that is to be generated.
 struct Asked {
@@ -319,8 +319,9 @@ impl Engine {
     fn asked(&self, (ids, params, index, grammar, conversation): Text<'_>) -> PyResult<Asked> {
         let (request, raised) = request(ids, &params, index, self.n_vocab())?;
         let has_form = grammar.as_ref().is_some_and(|grammar| grammar.get().is_form());
-        let constraint = grammar.map(|grammar| Box::new(grammar.get().fresh()) as Box<dyn Constraint>);
-        let answer = conversation.map(|chat| chat.get().answer(&self.loaded.tokenizer, has_form));
+        let chat = conversation.as_ref().map(|chat| chat.get().inner());
+        let constraint = grammar.as_ref().and_then(|grammar| grammar.get().constraint(chat));
+        let answer = conversation.as_ref().map(|chat| chat.get().answer(has_form));
         Ok(Asked { request: Request { constraint, ..request }, raised, answer })
     }
 

@@ -1,10 +1,10 @@
 //! Structured outputs: the form that a text must have.
 
-use metal_attention_grammar::{Form, Grammar, Grammars};
+use metal_attention::Constraint;
+use metal_attention_grammar::{Conversation, Form, Grammar, Grammars};
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
-use crate::conversation::Conversation;
 use crate::errors::OptionError;
 
 /// A grammar that texts follow, each from its beginning.
@@ -30,33 +30,33 @@ impl PyGrammar {
             return Ok(None);
         };
         let mut left_out = Vec::new();
-        if conversation.is_some_and(|chat| chat.continues_message() && !chat.begins_thoughts()) {
-            return Err(refused(format!("{field} needs an answer of its own: leave continue_final_message out")));
-        }
         let grammar = match conversation {
-            Some(chat) => grammars.form(chat.template(), chat.prompt_of_grammar(), &form, &mut left_out),
-            None => grammars.raw(&form, &mut left_out),
+            Some(chat) => chat.form(grammars, &form, &mut left_out),
+            None => grammars.raw(&form, &mut left_out).map_err(Into::into),
         };
-        let grammar = grammar.map_err(|why| refused(format!("{field} cannot be followed: {why}")))?;
+        let grammar = grammar.map_err(|why| refused(format!("{field} {why}")))?;
         Ok(Some(Self { grammar, is_form: true, left_out }))
     }
 
     /// The grammar of an answer that calls a function; `parallel`: or several. Not to be called by who holds Python.
     pub fn of_calls(grammars: &Grammars, conversation: &Conversation, parallel: bool) -> PyResult<Self> {
         let mut left_out = Vec::new();
-        let (prompt, tools) = (conversation.prompt_of_grammar(), conversation.tools());
-        let grammar = grammars.calls(conversation.template(), prompt, tools, parallel, &mut left_out);
-        let grammar = grammar.map_err(|why| OptionError::new_err(format!("tools cannot be followed: {why}")))?;
+        let grammar = conversation.calls(grammars, parallel, &mut left_out);
+        let grammar = grammar.map_err(|why| OptionError::new_err(format!("tool_choice {why}")))?;
         Ok(Self { grammar, is_form: false, left_out })
+    }
+
+    /// Restricts one text, where it is an answer after its thoughts.
+    pub fn constraint(&self, conversation: Option<&Conversation>) -> Option<Box<dyn Constraint>> {
+        let grammar = self.grammar.clone();
+        match conversation {
+            Some(conversation) => conversation.constraint(grammar, self.is_form),
+            None => Some(Box::new(grammar)),
+        }
     }
 
     /// Whether the text has a form of its own, and is no tool call.
     pub fn is_form(&self) -> bool {
         self.is_form
-    }
-
-    /// The grammar before a text begins.
-    pub fn fresh(&self) -> Grammar {
-        self.grammar.clone()
     }
 }

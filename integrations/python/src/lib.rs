@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<engine::Engine>()?;
-    module.add_class::<conversation::Conversation>()?;
+    module.add_class::<conversation::PyConversation>()?;
     module.add_class::<grammar::PyGrammar>()?;
     module.add_class::<text::Completion>()?;
     module.add_class::<text::Event>()?;

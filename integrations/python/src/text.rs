@@ -127,7 +127,7 @@ impl Reading {
 /// Who gets the events.
 enum State {
     /// Whoever asks next.
-    Idle(Reading),
+    Idle(Box<Reading>),
     /// Somebody who waits for the next one.
     Waiting,
     /// A callback.
@@ -138,11 +138,11 @@ enum State {
 
 impl EventStream {
     pub fn new(threads: Arc<Threads>, events: Events, answer: Option<Answer>, raised: Raised) -> Self {
-        Self { threads, raised, state: Mutex::new(State::Idle(Reading { events, answer })) }
+        Self { threads, raised, state: Mutex::new(State::Idle(Box::new(Reading { events, answer }))) }
     }
 
     /// The events, to be given to somebody else; `None` where they are not to be had.
-    fn take(&self, next: State) -> Option<Reading> {
+    fn take(&self, next: State) -> Option<Box<Reading>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, next) {
             State::Idle(reading) => Some(reading),

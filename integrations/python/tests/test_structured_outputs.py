@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from collections.abc import Callable
@@ -68,16 +69,23 @@ def test_a_form_is_made_once_and_followed_by_each_text(llm: LLM) -> None:
     assert "".join(piece.text for piece in pieces) in (" blue", " red")
 
 
-def test_answers_have_their_form_after_thoughts_that_the_prompt_began(llm: LLM) -> None:
-    thinking = TEMPLATE.replace("assistant:{% endif %}", "assistant:<think>\n{% endif %}{# </think> #}")
-    params = greedy(grammar='root ::= "yes" | "no"')
-    params.logits_processors = [says(llm, "It is hot.\n</think>\n\n", ends=False)]
-    text = llm.chat(HELLO, params, chat_template=thinking, use_tqdm=False)[0].outputs[0]
-    assert text.text == "It is hot.\n</think>\n\n \nyes"
-    assert text.message == {"role": "assistant", "content": "yes", "reasoning_content": "It is hot."}
-    params.logits_processors = None
-    text = llm.chat(HELLO, params, chat_template=TEMPLATE, use_tqdm=False)[0].outputs[0]
-    assert (text.text, text.message) == ("yes", {"role": "assistant", "content": "yes"})
+def test_answers_have_their_form_after_thoughts(llm: LLM) -> None:
+    form = greedy(grammar='root ::= "yes" | "no"')
+
+    def answer(template: str, thoughts: str) -> tuple[str, object]:
+        params = dataclasses.replace(form, logits_processors=[says(llm, thoughts, ends=False)])
+        text = llm.chat(HELLO, params, chat_template=template, use_tqdm=False)[0].outputs[0]
+        return text.text, text.message
+
+    # The prompt has begun them.
+    begun = TEMPLATE.replace("assistant:{% endif %}", "assistant:<think>\n{% endif %}{# </think> #}")
+    message = {"role": "assistant", "content": "yes", "reasoning_content": "It is hot."}
+    assert answer(begun, "It is hot.\n</think>\n\n") == ("It is hot.\n</think>\n\n \nyes", message)
+    # The model begins them, or not.
+    thinks = TEMPLATE + "{# <think> </think> #}"
+    assert answer(thinks, "<think>It is hot.</think>") == ("<think>It is hot.</think>yes", message)
+    assert answer(thinks, "") == ("yes", {"role": "assistant", "content": "yes"})
+    assert answer(TEMPLATE, "") == ("yes", {"role": "assistant", "content": "yes"})
 
 
 def test_forms_that_cannot_be_are_refused(llm: LLM) -> None:
@@ -96,7 +104,7 @@ def test_forms_that_cannot_be_are_refused(llm: LLM) -> None:
     with pytest.raises(OptionError, match="leave one of them out"):
         text_of(llm, both)
     said = [*HELLO, {"role": "assistant", "content": "I"}]
-    with pytest.raises(OptionError, match="leave continue_final_message out"):
+    with pytest.raises(OptionError, match="structured_outputs cannot be followed by an answer that goes on with the last message"):
         llm.chat(said, greedy(regex="a"), chat_template=TEMPLATE, continue_final_message=True, use_tqdm=False)
 
 

@@ -32,9 +32,14 @@ ANSWER = 'Let me see.\n<tool_call>\n{"name": "look_up", "arguments": {"city": "R
 
 
 def says(llm: LLM, text: str, *, ends: bool = True) -> LogitsProcessor:
-    """Has the model say `text`, byte by byte, and then end, or go on as it likes."""
-    byte = llm.get_tokenizer().convert_tokens_to_ids
-    ids = [byte(f"<0x{value:02X}>") for value in text.encode()]
+    """Has the model say `text`, in the longest tokens that fit, and then end, or go on as it likes."""
+    vocab, special = llm.get_tokenizer().get_vocab(), llm.get_tokenizer().all_special_tokens
+    pieces = {token.replace("▁", " "): id for token, id in vocab.items() if token not in special and "<0x" not in token}
+    ids: list[int | None] = []
+    while text:
+        longest = max((piece for piece in pieces if piece and text.startswith(piece)), key=len, default=None)
+        ids += [vocab[f"<0x{byte:02X}>"] for byte in text[0].encode()] if longest is None else [pieces[longest]]
+        text = text[len(longest or text[0]) :]
     ids += [llm.eos_token_id] if ends else []
     n_prompt: list[int] = []
 

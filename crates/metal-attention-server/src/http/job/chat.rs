@@ -7,11 +7,10 @@ use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{Continuation, Message, RenderRequest, Role};
-use metal_attention_grammar::Grammar;
+use metal_attention_grammar::{Grammar, Guide, GuideOptions, tokens_within};
 
 use super::form::{self, AskedForm};
 use super::generation::Generation;
-use super::guide::{Guide, Wanted, tokens_within};
 use super::reply::{Replies, Reply};
 use super::thinking::{ThinkingRequest, ThinkingWish};
 use super::tool_choice::Calls;
@@ -132,7 +131,7 @@ impl ChatJob {
         let (mut events, mut replies) = (Vec::new(), Vec::new());
         for choice in 0..n {
             let mut request = self.generation.request(app, model, client, &ids, &stop, choice)?;
-            let wanted = Wanted {
+            let options = GuideOptions {
                 template: &model.template,
                 parser: parser(),
                 grammar: grammar.clone(),
@@ -141,7 +140,7 @@ impl ChatJob {
                 has_tools: !tools.is_empty(),
                 may_think,
             };
-            let guide = Guide::new(&model.tokenizer, wanted);
+            let guide = Guide::new(&model.tokenizer, options);
             request.constraint = guide.map(|guide| Box::new(guide) as Box<dyn Constraint>);
             events.push(model.scheduler.submit(request)?);
             replies.push(Reply::new(parser(), !self.calls.parallel));

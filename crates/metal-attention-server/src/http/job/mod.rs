@@ -9,7 +9,6 @@ pub mod chat;
 pub mod fill_in;
 pub mod form;
 pub mod generation;
-mod guide;
 pub mod logit_bias;
 pub mod prompt;
 pub mod reply;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use metal_attention::Constraint;
 use metal_attention::tokenizer::{EncodeOptions, Tokenizer};
 use metal_attention_chat::{AnswerEvent, ChatTemplate, HARMONY_ANSWER, ToolCallParser, ToolFormat};
-use metal_attention_grammar::Grammar;
+
+use crate::Grammar;
 
 /// Ends a message of thoughts where thoughts are messages, and begins another.
 const NEXT: &str = "<|end|><|start|>assistant";
@@ -15,8 +16,8 @@ const NEXT: &str = "<|end|><|start|>assistant";
 /// Most blank tokens between thoughts and text.
 const MAX_BLANKS: usize = 4;
 
-/// What is wanted of an answer.
-pub struct Wanted<'a> {
+/// What a [`Guide`] enforces.
+pub struct GuideOptions<'a> {
     /// The model's template.
     pub template: &'a ChatTemplate,
     /// Reads the answer: it knows the part of it that the prompt has.
@@ -76,9 +77,9 @@ enum Opening {
 }
 
 impl Guide {
-    /// Enforces what is wanted; `None` where that is nothing.
-    pub fn new(tokenizer: &Arc<Tokenizer>, wanted: Wanted<'_>) -> Option<Self> {
-        let Wanted { template, parser, grammar, budget, single_call, has_tools, may_think } = wanted;
+    /// Enforces what `options` say; `None` where that is nothing.
+    pub fn new(tokenizer: &Arc<Tokenizer>, options: GuideOptions<'_>) -> Option<Self> {
+        let GuideOptions { template, parser, grammar, budget, single_call, has_tools, may_think } = options;
         if grammar.is_none() && budget.is_none() && !single_call {
             return None;
         }
@@ -101,8 +102,8 @@ impl Guide {
             (true, false) => [NEXT.to_owned() + HARMONY_ANSWER, NEXT.to_owned() + HARMONY_ANSWER],
             (false, _) => [markers, markers].map(|markers| markers.map_or("", |markers| markers.end).to_owned()),
         };
-        let options = EncodeOptions { add_special: false, parse_special: false };
-        let blanks = ["\n", "\n\n"].into_iter().flat_map(|text| tokenizer.encode(text, options));
+        let plain = EncodeOptions { add_special: false, parse_special: false };
+        let blanks = ["\n", "\n\n"].into_iter().flat_map(|text| tokenizer.encode(text, plain));
         let blanks = blanks.filter(|&id| spelling(tokenizer, id).iter().all(|byte| *byte == b'\n')).collect();
         let mut guide = Self {
             tokenizer: Arc::clone(tokenizer),
@@ -320,10 +321,10 @@ impl Constraint for Guide {
 mod tests {
     use metal_attention::Model;
     use metal_attention_chat::{Message, RenderRequest, Tool};
-    use metal_attention_grammar::Grammars;
     use serde_json::json;
 
     use super::*;
+    use crate::Grammars;
 
     /// The text of a model that says `says`, byte by byte, wherever it may, and the first that is allowed elsewhere.
     fn answer(tokenizer: &Tokenizer, mut guide: Guide, says: &str) -> String {
@@ -347,14 +348,14 @@ mod tests {
     }
 
     /// What a model with this template says after the question.
-    fn said(name: &str, says: &str, change: impl FnOnce(&Grammars, &mut Wanted<'_>)) -> String {
+    fn said(name: &str, says: &str, change: impl FnOnce(&Grammars, &mut GuideOptions<'_>)) -> String {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let grammars = Grammars::new(&tokenizer);
         let template = template(name);
         let messages = [Message::user("Question?")];
         let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };
         let prompt = template.render(&request).unwrap().text;
-        let mut wanted = Wanted {
+        let mut wanted = GuideOptions {
             template: &template,
             parser: template.answer_parser(&prompt, &[]),
             grammar: None,
