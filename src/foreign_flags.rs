@@ -189,7 +189,11 @@ pub const ROWS: &[Row] = &[
         Nothing("it changes nothing here"),
     ),
     all(&["--no-context-shift"], Takes::Nothing, Nothing("a full context ends the text")),
-    all(&["--context-shift"], Takes::Nothing, Refused("a full context ends the text: --ctx-size makes it larger")),
+    all(
+        &["--context-shift"],
+        Takes::Nothing,
+        Refused("a full context ends the text: --ctx-size makes it larger; serve has --context-shift for chats"),
+    ),
     all(&["--cache-prompt"], Takes::Nothing, Nothing("prompts that begin alike share what was computed for them")),
     on(&["serve"], &["-cram"], Value, Flag("--cache-ram")),
     all(

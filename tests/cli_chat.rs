@@ -179,7 +179,7 @@ fn the_oldest_turns_make_room() {
     let lines = [long, long, long, long];
     let output = chat(&["-c", "96", "--system", "Go on."], &lines);
     let errors = stderr(&output);
-    assert!(errors.contains(" tokens of 96: dropped the oldest turn"), "{errors}");
+    assert!(errors.contains("the context of 96 tokens is full: dropped the oldest "), "{errors}");
     assert_eq!(stdout(output).lines().count(), 4);
     let messages = saved(&["-c", "96", "--system", "Go on."], &lines);
     assert_eq!(roles(&messages)[..2], ["system", "user"]);
@@ -187,7 +187,7 @@ fn the_oldest_turns_make_room() {
 
     let output = chat(&["-c", "12"], &[long, long]);
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), &b""[..]));
-    assert!(stderr(&output).contains("there is nothing but the last message to drop"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("there is nothing else to drop"), "{}", stderr(&output));
 }
 
 #[test]

@@ -145,6 +145,25 @@ fn requests_have_a_line_in_the_log() {
     }
 }
 
+/// Turns that are dropped have a header and a line in the log.
+#[test]
+fn dropped_turns_are_reported() {
+    let server = Server::start(&["--context-shift"]);
+    server.wait_until_ready();
+    let story = "Once upon a time, there was a little girl. ".repeat(16);
+    let messages =
+        ["user", "assistant", "user", "assistant", "user"].map(|role| json!({"role": role, "content": story}));
+    let body = json!({"max_tokens": 3, "messages": messages});
+    let mut answer = String::new();
+    server.begin("/v1/chat/completions", Some(&body)).read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("x-dropped-turns: 2\r\n"), "{answer}");
+    server.signal("TERM");
+    let (code, lines) = server.end();
+    let line = lines.iter().find(|line| line.contains("dropped the oldest ")).unwrap();
+    assert!(line.contains("dropped the oldest 2 turns, 4 messages of ") && line.ends_with("the context 512"), "{line}");
+    assert_eq!(code, Some(0));
+}
+
 /// A variable that is set and empty is no key either.
 #[test]
 fn an_empty_key_does_not_open_the_server() {

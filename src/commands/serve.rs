@@ -88,6 +88,11 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
 
+    /// Drop the oldest turns of a chat that the context has no room for, instead of refusing it; the header x-dropped-turns tells
+    /// how many
+    #[arg(long)]
+    context_shift: bool,
+
     /// Log no line for each request (RUST_LOG, where it is set, decides instead)
     #[arg(long)]
     quiet: bool,
@@ -377,6 +382,7 @@ impl Args {
             allow_manage: access.allow_manage,
             cors_origin,
             hosts: [&self.host].into_iter().chain(&self.metrics_host).chain(&access.allowed_host).cloned().collect(),
+            context_shift: self.context_shift,
             max_body: access.max_body,
             max_bodies: access.max_bodies,
             responses: self.responses.store()?,

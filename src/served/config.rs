@@ -52,6 +52,8 @@ struct Defaults {
     stop: Vec<String>,
     /// Most tokens of an answer.
     max_tokens: Option<usize>,
+    /// Conversations that the context has no room for lose their oldest turns.
+    context_shift: Option<bool>,
 }
 
 /// A model.
@@ -75,6 +77,7 @@ struct ModelSection {
     sampling: Option<Sampling>,
     stop: Option<Vec<String>>,
     max_tokens: Option<usize>,
+    context_shift: Option<bool>,
 }
 
 /// How tokens are chosen. A request may have options that are not known; here they are mistakes.
@@ -144,6 +147,7 @@ impl Config {
                     sampling: section.sampling.unwrap_or_else(|| defaults.sampling.clone()).0,
                     stop: section.stop.unwrap_or_else(|| defaults.stop.clone()),
                     max_tokens: section.max_tokens.or(defaults.max_tokens),
+                    context_shift: section.context_shift.or(defaults.context_shift),
                 },
             })
         };

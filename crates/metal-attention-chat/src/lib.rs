@@ -24,6 +24,7 @@ mod environment;
 mod error;
 mod exact_json;
 mod filters;
+mod fit_context;
 mod history;
 mod literals;
 mod measured;
@@ -47,6 +48,7 @@ mod thinking;
 mod tool_calls;
 
 pub use error::{TemplateError, TemplateLimit};
+pub use fit_context::{ContextRoom, DroppedTurns, FittedPrompt, fit_context};
 pub use message::{FunctionCall, Message, Role, Tool, ToolCall, ToolError};
 pub use message_json::SentMessage;
 pub use prefill::Continuation;

@@ -38,18 +38,6 @@ impl Conversation {
         Some(self.messages.split_off(at + 1))
     }
 
-    /// How many messages the user has sent.
-    pub fn n_turns(&self) -> usize {
-        self.messages.iter().filter(|m| m.role == Role::User).count()
-    }
-
-    /// Drops the first message of the user with what followed, up to the second one.
-    pub fn drop_oldest_turn(&mut self) {
-        let of_user = |m: &Message| m.role == Role::User;
-        let end = self.messages.iter().skip(1).position(of_user).map_or(self.messages.len(), |at| at + 1);
-        self.messages.drain(..end);
-    }
-
     fn last_of_user(&self) -> Option<usize> {
         self.messages.iter().rposition(|m| m.role == Role::User)
     }
@@ -69,19 +57,17 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_taken_back_and_dropped() {
+    fn turns_are_taken_back() {
         let mut conversation = three_turns();
         assert_eq!(conversation.undo(), Some("c".into()));
-        assert_eq!((texts(&conversation), conversation.n_turns()), ("aabb".into(), 2));
-        conversation.drop_oldest_turn();
-        assert_eq!(texts(&conversation), "bb");
+        assert_eq!(texts(&conversation), "aabb");
         assert_eq!(conversation.take_answer(), Some(vec![Message::assistant("b")]));
-        assert_eq!(texts(&conversation), "b");
+        assert_eq!(texts(&conversation), "aab");
         assert_eq!(
-            (conversation.undo(), conversation.undo(), conversation.take_answer()),
-            (Some("b".into()), None, None)
+            (conversation.undo(), conversation.undo(), conversation.undo()),
+            (Some("b".into()), Some("a".into()), None)
         );
-        conversation.drop_oldest_turn();
+        assert_eq!(conversation.take_answer(), None);
         assert_eq!(conversation.with_system(), [Message::system("s")]);
     }
 

@@ -77,15 +77,6 @@ impl Input {
             },
         }
     }
-
-    /// Asks a question. An empty answer is yes; without a terminal nobody is asked.
-    pub fn confirm(&mut self, question: &str) -> Result<bool, CliError> {
-        let Self::Terminal { editor, .. } = self else { return Ok(true) };
-        Ok(match read_line(editor, question)? {
-            Line::Text(text) => matches!(text.trim(), "" | "y" | "Y" | "yes"),
-            Line::Cleared | Line::End => false,
-        })
-    }
 }
 
 /// The file that keeps what was typed: `METAL_ATTENTION_HISTORY`, unless that is `off`, else a file in the user's folder for

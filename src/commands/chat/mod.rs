@@ -36,7 +36,7 @@ use commands::{Command, HELP};
 use conversation::Conversation;
 use input::Input;
 use kept::KeptSession;
-use session::{Outcome, Session};
+use session::Session;
 
 const AFTER_HELP: &str = "\
 In a conversation:
@@ -344,7 +344,7 @@ impl Chat {
 
     fn say(&mut self, text: String) -> Result<(), CliError> {
         self.session.conversation.messages.push(Message::user(text));
-        self.answer().inspect_err(|_| {
+        self.session.answer().inspect_err(|_| {
             self.session.conversation.undo();
         })
     }
@@ -355,31 +355,7 @@ impl Chat {
             return Ok(());
         };
         self.session.next_seed()?;
-        self.answer().inspect_err(|_| self.session.conversation.messages.extend(answer))
-    }
-
-    /// Has the model answer the last message; asks to drop old ones where the context is full.
-    fn answer(&mut self) -> Result<(), CliError> {
-        loop {
-            match self.session.answer()? {
-                Outcome::Answered => return Ok(()),
-                Outcome::NoRoom { needed, n_ctx } => {
-                    let full = format!("the context is full: the conversation takes {needed} tokens of {n_ctx}");
-                    if self.session.conversation.n_turns() < 2 {
-                        return Err(CliError::Usage(format!(
-                            "{full}, and there is nothing but the last message to drop; -c makes the context larger"
-                        )));
-                    }
-                    if self.interactive && !self.input.confirm(&format!("{full}; drop the oldest turn? [Y/n] "))? {
-                        return Err(CliError::General("not answered; /reset begins a new conversation".into()));
-                    }
-                    self.session.conversation.drop_oldest_turn();
-                    if !self.interactive {
-                        note(&format!("{full}: dropped the oldest turn"));
-                    }
-                }
-            }
-        }
+        self.session.answer().inspect_err(|_| self.session.conversation.messages.extend(answer))
     }
 }
 

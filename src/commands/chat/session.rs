@@ -9,7 +9,9 @@ use std::time::Duration;
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
-use metal_attention_chat::{AnswerEvent, ChatTemplate, Continuation, Message, RenderRequest, Thinking};
+use metal_attention_chat::{
+    AnswerEvent, ChatTemplate, ContextRoom, Continuation, Message, RenderRequest, Thinking, fit_context,
+};
 use metal_attention_grammar::{Form, Grammars};
 
 use super::conversation::Conversation;
@@ -48,19 +50,6 @@ pub struct Session {
     sampling: SamplerOptions,
     options: Options,
     grammars: Grammars,
-}
-
-/// What came of an attempt to answer.
-pub enum Outcome {
-    /// The answer is part of the conversation.
-    Answered,
-    /// The context has no room for the conversation and an answer.
-    NoRoom {
-        /// Tokens of the conversation.
-        needed: usize,
-        /// Tokens the context holds.
-        n_ctx: usize,
-    },
 }
 
 impl Session {
@@ -123,20 +112,11 @@ impl Session {
         self.set_sampling(SamplerOptions { seed, ..self.sampling.clone() })
     }
 
-    /// Answers the last message: writes the answer to stdout as it comes, and adds it to the conversation.
-    pub fn answer(&mut self) -> Result<Outcome, CliError> {
-        let messages = self.conversation.with_system();
-        let request = RenderRequest { messages: &messages, ..Default::default() };
-        let begun = self
-            .template
-            .render_thinking(&request, self.options.thinking)
-            .map_err(|e| CliError::Usage(e.to_string()))?;
-        let ids = begun.prompt.encode(&self.tokenizer);
+    /// Answers the last message: writes the answer to stdout as it comes, and adds it to the conversation. The oldest turns are
+    /// dropped where the context has no room for them and the answer.
+    pub fn answer(&mut self) -> Result<(), CliError> {
         let n_ctx = self.generator.forward_pass().n_ctx();
-        // An eighth of the context is room enough to answer.
-        if ids.len() + n_ctx / 8 > n_ctx {
-            return Ok(Outcome::NoRoom { needed: ids.len(), n_ctx });
-        }
+        let (begun, ids) = self.fitted(n_ctx)?;
         if let Some(form) = &self.options.form {
             let rendered = (&self.template, begun.prompt.text.as_str());
             constrain(&mut self.generator, &self.grammars, form, Some(rendered))?;
@@ -153,7 +133,35 @@ impl Session {
             return Err(CliError::Interrupted);
         }
         self.conversation.messages.push(message);
-        Ok(Outcome::Answered)
+        Ok(())
+    }
+
+    /// The prompt, and its tokens, of the conversation without the oldest turns that the context has no room for.
+    fn fitted(&mut self, n_ctx: usize) -> Result<(Continuation, Vec<u32>), CliError> {
+        let messages = self.conversation.with_system();
+        let render = |messages: &[Message]| {
+            let request = RenderRequest { messages, ..Default::default() };
+            let begun = self.template.render_thinking(&request, self.options.thinking);
+            let begun = begun.map_err(|e| CliError::Usage(e.to_string()))?;
+            let ids = begun.prompt.encode(&self.tokenizer);
+            let n_tokens = ids.len();
+            Ok::<_, CliError>(((begun, ids), n_tokens))
+        };
+        let room = ContextRoom::new(n_ctx, self.options.n_predict);
+        let fitted = fit_context(&messages, room, &self.tokenizer, render)?;
+        if fitted.n_tokens >= n_ctx {
+            return Err(CliError::Usage(format!(
+                "the context is full: the last message takes {} tokens of {n_ctx}, and there is nothing else to drop; -c makes \
+                 the context larger",
+                fitted.n_tokens
+            )));
+        }
+        if let Some(dropped) = fitted.dropped {
+            let (turns, tokens) = (units::count(dropped.n_turns, "turn"), units::count(dropped.n_tokens, "token"));
+            note(&format!("the context of {n_ctx} tokens is full: dropped the oldest {turns}, {tokens}"));
+            self.conversation = Conversation::from_messages(fitted.messages.into_owned());
+        }
+        Ok(fitted.prompt)
     }
 
     /// Evaluates what is new of the conversation, but for the part that the first token of the answer takes along; the

@@ -15,6 +15,8 @@ pub const IGNORED: HeaderName = HeaderName::from_static("x-ignored");
 pub const SCHEMA_UNSUPPORTED: HeaderName = HeaderName::from_static("x-schema-unsupported");
 /// Parts of the request of which the context had no room for all, separated by commas.
 pub const TRUNCATED: HeaderName = HeaderName::from_static("x-truncated");
+/// How many of the conversation's oldest turns the context had no room for.
+pub const DROPPED_TURNS: HeaderName = HeaderName::from_static("x-dropped-turns");
 /// The name of the model that answered, where the request named another.
 pub const MODEL: HeaderName = HeaderName::from_static("x-model");
 
@@ -33,6 +35,7 @@ pub struct Notes {
     ignored: BTreeSet<String>,
     schema_unsupported: BTreeSet<String>,
     truncated: BTreeSet<String>,
+    dropped_turns: Option<String>,
     model: Option<String>,
     load_seconds: Option<String>,
 }
@@ -53,6 +56,11 @@ impl Notes {
         self.truncated.insert(name.into());
     }
 
+    /// The prompt is without the conversation's oldest `n` turns.
+    pub fn dropped_turns(&mut self, n: usize) {
+        self.dropped_turns = Some(n.to_string());
+    }
+
     /// The request named another model than `model`, which answers it.
     pub fn answered_by(&mut self, model: impl Into<String>) {
         self.model = Some(model.into());
@@ -68,6 +76,7 @@ impl Notes {
         self.ignored.extend(other.ignored.iter().cloned());
         self.schema_unsupported.extend(other.schema_unsupported.iter().cloned());
         self.truncated.extend(other.truncated.iter().cloned());
+        self.dropped_turns = other.dropped_turns.clone().or(self.dropped_turns.take());
         self.model = other.model.clone().or(self.model.take());
         self.load_seconds = other.load_seconds.clone().or(self.load_seconds.take());
     }
@@ -79,6 +88,7 @@ impl Notes {
             (IGNORED, list(&self.ignored)),
             (SCHEMA_UNSUPPORTED, list(&self.schema_unsupported)),
             (TRUNCATED, list(&self.truncated)),
+            (DROPPED_TURNS, list(&self.dropped_turns)),
             (MODEL, list(&self.model)),
             (MODEL_LOAD_SECONDS, list(&self.load_seconds)),
         ] {
@@ -117,12 +127,14 @@ mod tests {
         notes.ignored("top_a");
         notes.schema_unsupported("#/properties/a,\u{e9}/not");
         notes.truncated("input[2]");
+        notes.dropped_turns(3);
         notes.answered_by("llama");
         let response = notes.attach(Response::default());
         let value = |name| response.headers().get(name).unwrap().to_str().unwrap();
         assert_eq!(value(IGNORED), "top_a, user");
         assert_eq!(value(SCHEMA_UNSUPPORTED), "#/properties/a%2C%C3%A9/not");
         assert_eq!(value(TRUNCATED), "input[2]");
+        assert_eq!(value(DROPPED_TURNS), "3");
         assert_eq!(value(MODEL), "llama");
     }
 

@@ -22,6 +22,8 @@ pub struct HttpOptions {
     /// Names besides `localhost` and IP addresses of the loopback that the Host header may have, where the server listens
     /// on the loopback and asks for no key: that of `--host`, and those of a proxy (`--allowed-host`).
     pub hosts: Vec<String>,
+    /// Conversations that the context has no room for lose their oldest turns, instead of being refused.
+    pub context_shift: bool,
     /// Most bytes of a request's body.
     pub max_body: usize,
     /// Most bytes of all bodies that are held at a time.
@@ -54,6 +56,7 @@ impl Default for HttpOptions {
             open_metrics: false,
             cors_origin: None,
             hosts: Vec::new(),
+            context_shift: false,
             max_body: 8 << 20,
             max_bodies: 64 << 20,
             responses: ResponseStore::default(),

@@ -135,6 +135,7 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
                 notes::IGNORED,
                 notes::SCHEMA_UNSUPPORTED,
                 notes::TRUNCATED,
+                notes::DROPPED_TURNS,
                 notes::MODEL,
                 notes::MODEL_LOAD_SECONDS,
                 guard::REQUEST_ID,

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod client;
+mod context_shift;
 mod defects;
 #[path = "../../../../tests/common/encoder.rs"]
 mod encoder;
@@ -285,7 +286,7 @@ fn pages_of_other_origins_need_leave() {
     assert!(answer.contains("access-control-allow-headers: authorization,x-stainless-os"), "{answer}");
     assert!(answer.contains("access-control-allow-private-network: true"), "{answer}");
     let answer = server.send("GET", "/v1/models", &[preflight[0]], b"").headers;
-    let exposed = "access-control-expose-headers: x-ignored,x-schema-unsupported,x-truncated,x-model,x-model-load-seconds,\
+    let exposed = "access-control-expose-headers: x-ignored,x-schema-unsupported,x-truncated,x-dropped-turns,x-model,x-model-load-seconds,\
                    x-request-id,request-id";
     assert!(answer.contains(exposed), "{answer}");
 }

@@ -12,7 +12,7 @@ use super::conversation::{SentMessage, conversation, prompt_end};
 use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
-use crate::http::job::chat::ChatJob;
+use crate::http::job::chat::{ChatJob, Overflow};
 use crate::http::job::form::AskedForm;
 use crate::http::job::generation::Generation;
 use crate::http::job::sampling::SamplingFields;
@@ -280,6 +280,7 @@ impl FromJson for MessagesRequest {
             thinking: fields.thinking(),
             end: prompt_end(&messages),
             generation,
+            overflow: Overflow::AsConfigured,
             messages_field: "messages",
             notes,
             messages,

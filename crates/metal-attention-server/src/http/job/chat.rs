@@ -6,7 +6,9 @@ use std::sync::Arc;
 use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention_chat::{Continuation, Message, RenderRequest, Role};
+use metal_attention_chat::{
+    ContextRoom, Continuation, DroppedTurns, FittedPrompt, Message, RenderRequest, Role, fit_context,
+};
 use metal_attention_grammar::{Grammar, Guide, GuideOptions, tokens_within};
 
 use super::form::{self, AskedForm};
@@ -16,7 +18,7 @@ use super::thinking::{ThinkingRequest, ThinkingWish};
 use super::tool_choice::Calls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
-use crate::http::{ApiError, App};
+use crate::http::{ApiError, App, LOG_TARGET};
 
 /// A request for the next message of a conversation.
 #[derive(Debug, Clone)]
@@ -33,6 +35,8 @@ pub struct ChatJob {
     pub end: PromptEnd,
     /// How the text is generated.
     pub generation: Generation,
+    /// What becomes of a conversation that the context has no room for.
+    pub overflow: Overflow,
     /// How the dialect calls the conversation, for errors.
     pub messages_field: &'static str,
     /// What the response headers say of how the request was read.
@@ -48,6 +52,29 @@ pub enum PromptEnd {
     Message,
     /// In the last message, which the answer goes on with.
     WithinMessage,
+}
+
+/// What becomes of a conversation that the context has no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overflow {
+    /// As the server is set up (`--context-shift`): it is refused, or its oldest turns are dropped.
+    #[default]
+    AsConfigured,
+    /// Its oldest turns are dropped.
+    DropTurns,
+    /// It is refused.
+    Refuse,
+}
+
+impl Overflow {
+    /// Whether the oldest turns are dropped.
+    pub fn drops_turns(self, app: &App, model: &ModelLease) -> bool {
+        match self {
+            Self::AsConfigured => model.defaults().context_shift.unwrap_or(app.options.context_shift),
+            Self::DropTurns => true,
+            Self::Refuse => false,
+        }
+    }
 }
 
 /// The answers to a [`ChatJob`] as they are generated.
@@ -72,24 +99,57 @@ struct Prepared {
 impl ChatJob {
     /// The token ids of the prompt. Templates and tokens take time: not to be called on a thread that serves others.
     pub fn prompt(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
-        Ok(self.prepare(model, &[], &mut Notes::default())?.ids)
+        Ok(self.prepare(model, &[], false, &mut Notes::default())?.ids)
     }
 
     /// The text of the prompt. Templates take time: not to be called on a thread that serves others.
     pub fn prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
-        Ok(self.prepare(model, &[], &mut Notes::default())?.continuation.prompt.text)
+        Ok(self.prepare(model, &[], false, &mut Notes::default())?.continuation.prompt.text)
     }
 
-    fn prepare(&self, model: &ModelLease, before: &[u32], notes: &mut Notes) -> Result<Prepared, ApiError> {
+    /// The prompt after the tokens of `before`. `fits`: what the context has no room for is dropped.
+    fn prepare(&self, model: &ModelLease, before: &[u32], fits: bool, notes: &mut Notes) -> Result<Prepared, ApiError> {
         model.template.tool_format().check_tools(&self.calls.tools).map_err(|e| {
             let place = if e.is_argument { "parameters" } else { "name" };
             ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
         })?;
         let wish = self.thinking.wish(&model.template, notes);
-        let continuation = self.continuation(model, &wish)?;
-        model.check_length(&continuation.prompt.text, self.messages_field)?;
-        let ids = continuation.prompt.encode(&model.tokenizer);
-        let ids = if before.is_empty() { ids } else { [before, without_bos(model, &ids)].concat() };
+        let messages = self.messages_with_system(model);
+        let render = |messages: &[Message]| {
+            let continuation = self.continuation(messages, model, &wish)?;
+            model.check_length(&continuation.prompt.text, self.messages_field)?;
+            let ids = continuation.prompt.encode(&model.tokenizer);
+            let n_tokens = ids.len();
+            Ok::<_, ApiError>(((continuation, ids), n_tokens))
+        };
+        let room = ContextRoom::new(model.n_ctx, self.generation.max_tokens(model));
+        let (continuation, ids) = if fits {
+            let FittedPrompt { prompt, n_tokens, dropped, .. } =
+                fit_context(&messages, room, &model.tokenizer, render)?;
+            if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped {
+                notes.dropped_turns(n_turns);
+                tracing::info!(
+                    target: LOG_TARGET,
+                    "dropped the oldest {n_turns} turns, {n_messages} messages of {n_dropped} tokens: the prompt has {n_tokens} \
+                     tokens now, the context {}",
+                    model.n_ctx
+                );
+            }
+            prompt
+        } else {
+            render(&messages)?.0
+        };
+        let ids = if before.is_empty() {
+            ids
+        } else {
+            let own = without_bos(model, &ids);
+            let most = if fits { room.prompt().saturating_sub(own.len()) } else { before.len() };
+            let kept = &before[before.len().saturating_sub(most)..];
+            if kept.len() < before.len() {
+                notes.truncated("context");
+            }
+            if kept.is_empty() { ids } else { [kept, own].concat() }
+        };
         Ok(Prepared { continuation, ids: ids.into(), wish })
     }
 
@@ -113,7 +173,8 @@ impl ChatJob {
             return Err(ApiError::field("tool_choice", message));
         }
         let mut notes = self.notes.clone();
-        let Prepared { continuation, ids, wish } = self.prepare(model, before, &mut notes)?;
+        let fits = self.overflow.drops_turns(app, model);
+        let Prepared { continuation, ids, wish } = self.prepare(model, before, fits, &mut notes)?;
         let stop = self.generation.stop(model, model.template.stop_strings());
         // An answer in a form of its own has no calls.
         let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
@@ -149,11 +210,15 @@ impl ChatJob {
         Ok(Chat { events, replies, prompt: ids, notes })
     }
 
-    /// The prompt, and where the answer begins in it.
-    fn continuation(&self, model: &ModelLease, wish: &ThinkingWish) -> Result<Continuation, ApiError> {
-        let messages = self.messages_with_system(model);
+    /// The prompt of `messages`, and where the answer begins in it.
+    fn continuation(
+        &self,
+        messages: &[Message],
+        model: &ModelLease,
+        wish: &ThinkingWish,
+    ) -> Result<Continuation, ApiError> {
         let request = RenderRequest {
-            messages: &messages,
+            messages,
             tools: &self.calls.tools,
             add_generation_prompt: self.end != PromptEnd::Message,
             variables: Some(&wish.variables),

@@ -94,7 +94,7 @@ impl Generation {
             client,
             prompt: Arc::clone(prompt),
             sampling,
-            max_tokens: self.max_tokens.or(model.defaults().max_tokens).or(self.default_max_tokens),
+            max_tokens: self.max_tokens(model),
             stop: Arc::clone(stop),
             stop_ids: self.stop_ids(n_vocab)?,
             ignore_eos: self.ignore_eos,
@@ -111,6 +111,11 @@ impl Generation {
             deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
             whole: !self.stream,
         })
+    }
+
+    /// Most tokens to generate; `None`: up to the text's end, or the context's.
+    pub fn max_tokens(&self, model: &ModelLease) -> Option<usize> {
+        self.max_tokens.or(model.defaults().max_tokens).or(self.default_max_tokens)
     }
 
     /// The strings that end a text of `model`: the request's, the model's, and `more` of them.

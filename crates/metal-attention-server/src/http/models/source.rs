@@ -48,6 +48,8 @@ pub struct ModelDefaults {
     pub stop: Vec<String>,
     /// Most tokens to generate.
     pub max_tokens: Option<usize>,
+    /// Conversations that the context has no room for lose their oldest turns; `None`: as the server's options say.
+    pub context_shift: Option<bool>,
 }
 
 /// A model that the server has.

@@ -102,6 +102,7 @@ impl FromJson for OllamaChatRequest {
             thinking: fields.thinking(),
             end: if goes_on { PromptEnd::WithinMessage } else { PromptEnd::Answer },
             generation: fields.generation()?,
+            overflow: fields.overflow(),
             messages_field: "messages",
             notes: fields.notes.clone(),
             messages,
@@ -193,47 +194,10 @@ pub async fn chat(
 }
 
 impl OllamaChatRequest {
-    /// Submits the job, without the oldest messages where the context has no room for all. Templates and tokens take time:
-    /// not to be called on a thread that serves others.
+    /// Submits the job. Templates and tokens take time: not to be called on a thread that serves others.
     fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Chat, ApiError> {
-        let mut chat = match self.job.submit(app, model, client) {
-            Err(error) if error.code() == Some("context_length_exceeded") && self.fields.truncates() => {
-                let job = self.truncated(model).ok_or(error)?;
-                job.submit(app, model, client)?
-            }
-            submitted => submitted?,
-        };
+        let mut chat = self.job.submit(app, model, client)?;
         self.fields.options.note_context(model, &mut chat.notes);
         Ok(chat)
-    }
-
-    /// The job without as many of the oldest messages as have to go so that the answer has room: all that it may take, or a
-    /// quarter of the context. Instructions and the last message stay. `None`: they have no room either.
-    fn truncated(&self, model: &ModelLease) -> Option<ChatJob> {
-        let room = model.n_ctx - self.job.generation.max_tokens.unwrap_or(usize::MAX).min(model.n_ctx / 4);
-        let last = self.job.messages.len() - 1;
-        let older: Vec<usize> = (0..last).filter(|&i| self.job.messages[i].role != Role::System).collect();
-        let without = |n: usize| {
-            let mut job = self.job.clone();
-            let mut left = n;
-            job.messages.retain(|message| {
-                let goes = left > 0 && message.role != Role::System;
-                left -= usize::from(goes);
-                !goes
-            });
-            older[..n].iter().for_each(|i| job.notes.truncated(format!("messages[{i}]")));
-            job
-        };
-        let fits = |n: usize| without(n).prompt(model).is_ok_and(|ids| ids.len() <= room);
-        if older.is_empty() || !fits(older.len()) {
-            return None;
-        }
-        // The least number that is enough: fewer messages have shorter prompts.
-        let (mut too_few, mut enough) = (0, older.len());
-        while enough - too_few > 1 {
-            let middle = usize::midpoint(too_few, enough);
-            if fits(middle) { enough = middle } else { too_few = middle }
-        }
-        Some(without(enough))
     }
 }

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use super::options::Options;
 use crate::http::ApiError;
 use crate::http::body::Object;
+use crate::http::job::chat::Overflow;
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::thinking::ThinkingRequest;
 use crate::http::models::{KeepAlive, ModelLease};
@@ -174,8 +175,8 @@ impl OllamaFields {
         Ok(())
     }
 
-    /// Whether what the context has no room for is cut off.
-    pub fn truncates(&self) -> bool {
-        self.truncate.unwrap_or(true)
+    /// What becomes of a conversation that the context has no room for.
+    pub fn overflow(&self) -> Overflow {
+        if self.truncate.unwrap_or(true) { Overflow::DropTurns } else { Overflow::Refuse }
     }
 }

@@ -99,6 +99,7 @@ impl FromJson for OllamaGenerateRequest {
                     thinking: fields.thinking(),
                     end: PromptEnd::Answer,
                     generation: generation.clone(),
+                    overflow: fields.overflow(),
                     messages_field: "prompt",
                     notes: notes.clone(),
                 };
@@ -201,7 +202,7 @@ impl OllamaGenerateRequest {
     fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Submitted, ApiError> {
         let mut submitted = match &self.prompt {
             Prompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
-            Prompt::Message { before, job } => self.submit_message(before, job, app, model, client)?,
+            Prompt::Message { before, job } => Self::submit_message(before, job, app, model, client)?,
             Prompt::Raw(prompt) => {
                 model.check_length(prompt, "prompt")?;
                 let options = EncodeOptions { add_special: true, parse_special: true };
@@ -218,10 +219,8 @@ impl OllamaGenerateRequest {
         Ok(submitted)
     }
 
-    /// Submits a message after the end of `before` that leaves room for the answer: all that it may take, or a quarter of
-    /// the context.
+    /// Submits a message after the end of `before` that leaves room for the answer.
     fn submit_message(
-        &self,
         before: &[u32],
         job: &ChatJob,
         app: &App,
@@ -232,24 +231,8 @@ impl OllamaGenerateRequest {
         if let Some(id) = before.iter().find(|&&id| id as usize >= n_vocab) {
             return Err(no_such_token("context", id, n_vocab));
         }
-        let mut cut = false;
-        let chat = match job.submit_after(before, app, model, client) {
-            Err(error) if error.code() == Some("context_length_exceeded") && self.fields.truncates() => {
-                let answer = self.generation.max_tokens.unwrap_or(usize::MAX).min(model.n_ctx / 4);
-                let room = (model.n_ctx - answer).saturating_sub(job.prompt(model)?.len());
-                if before.is_empty() || room == 0 {
-                    return Err(error);
-                }
-                cut = true;
-                job.submit_after(&before[before.len().saturating_sub(room)..], app, model, client)?
-            }
-            submitted => submitted?,
-        };
-        let mut notes = chat.notes;
-        if cut {
-            notes.truncated("context");
-        }
-        Ok(Submitted { events: chat.events, message: Some((chat.replies, chat.prompt)), notes })
+        let chat = job.submit_after(before, app, model, client)?;
+        Ok(Submitted { events: chat.events, message: Some((chat.replies, chat.prompt)), notes: chat.notes })
     }
 
     /// Submits a text that goes on after `prompt`.

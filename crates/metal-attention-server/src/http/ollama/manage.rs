@@ -140,6 +140,7 @@ pub async fn create(State(app): State<App>, request: Json<CreateRequest>) -> Res
         sampling: parameters.sampling.clone().over(&base.sampling),
         stop: if parameters.stop.is_empty() { base.stop.clone() } else { parameters.stop.clone() },
         max_tokens: parameters.max_tokens.or(base.max_tokens),
+        context_shift: base.context_shift,
     };
     app.models.make(&request.model, &from, defaults)?;
     let mut notes = request.notes.clone();

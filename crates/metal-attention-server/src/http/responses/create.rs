@@ -30,8 +30,8 @@ pub async fn create(
         let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
         let id = store::response_id();
         let turn = request.turn(&shelf, &id)?;
-        let mut chat = turn.job.submit(app, &lease, client).map_err(|error| request.explained(error))?;
-        let asked = request.asked(&lease, lease.answer_name(&mut chat.notes))?;
+        let mut chat = turn.job.submit(app, &lease, client)?;
+        let asked = request.asked(app, &lease, lease.answer_name(&mut chat.notes))?;
         let record = request.is_kept().then(|| shelf.record(turn.items));
         let writer = Writer::new(id, asked, request.wanted(), &lease.tokenizer, record);
         Ok((chat, writer))

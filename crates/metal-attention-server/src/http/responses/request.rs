@@ -16,16 +16,16 @@ use super::store::{self, Output, Shelf};
 use super::tools::{OfferedTool, Tools};
 use super::unsupported;
 use super::writer::Wanted;
-use crate::http::ApiError;
 use crate::http::body::{FromJson, Object};
-use crate::http::job::chat::{ChatJob, PromptEnd};
+use crate::http::job::chat::{ChatJob, Overflow, PromptEnd};
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::limits::MAX_MESSAGES;
-use crate::http::models::Loaded;
+use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::openai::thinking::ThinkingFields;
 use crate::http::openapi::all_of;
+use crate::http::{ApiError, App};
 
 /// What a request for a response may ask for besides what it shares with completions.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -52,7 +52,7 @@ pub struct ResponseFields {
     /// How many of the likeliest tokens are reported with each token, where `include` asks for log probabilities.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// `disabled`: a conversation that is too long is refused, as it is with `auto`.
+    /// What becomes of a conversation that the context has no room for; without a word about it, as the server is set up.
     truncation: Option<Truncation>,
     /// More variables for the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<BTreeMap<String, Value>>)]
@@ -71,23 +71,14 @@ pub struct ResponseFields {
     user: Option<String>,
 }
 
-/// What becomes of a conversation that is too long.
+/// What becomes of a conversation that the context has no room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Truncation {
-    /// Items would be left out; here it is refused.
+    /// Its oldest turns are dropped.
     Auto,
     /// It is refused.
     Disabled,
-}
-
-impl Truncation {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Disabled => "disabled",
-        }
-    }
 }
 
 /// The items of a request, for its description.
@@ -160,6 +151,11 @@ impl FromJson for ResponseRequest {
             thinking: thinking.request(fields.chat_template_kwargs.clone().unwrap_or_default())?,
             end: PromptEnd::Answer,
             generation,
+            overflow: match fields.truncation {
+                Some(Truncation::Auto) => Overflow::DropTurns,
+                Some(Truncation::Disabled) => Overflow::Refuse,
+                None => Overflow::AsConfigured,
+            },
             messages_field: "input",
             notes,
         };
@@ -274,7 +270,7 @@ impl ResponseRequest {
     }
 
     /// What of the request the response repeats; `name`: the model's name.
-    pub fn asked(&self, model: &Loaded, name: String) -> Result<Asked, ApiError> {
+    pub fn asked(&self, app: &App, model: &ModelLease, name: String) -> Result<Asked, ApiError> {
         let fields = &self.fields;
         let mut sampling = model.sampling();
         self.job.generation.sampling.apply(&mut sampling)?;
@@ -303,19 +299,9 @@ impl ResponseRequest {
             tools: fields.tools.clone().unwrap_or_default(),
             top_logprobs: fields.top_logprobs.unwrap_or(0),
             top_p: sampling.top_p,
-            truncation: fields.truncation.unwrap_or(Truncation::Disabled).name(),
+            truncation: if self.job.overflow.drops_turns(app, model) { "auto" } else { "disabled" },
             user: fields.user.clone(),
         })
-    }
-
-    /// The error of a conversation that is too long, where items were to be left out.
-    pub fn explained(&self, error: ApiError) -> ApiError {
-        if error.code() != Some("context_length_exceeded") || self.fields.truncation != Some(Truncation::Auto) {
-            return error;
-        }
-        let message =
-            format!("{}; truncation \"auto\" is not supported: leave items out of the conversation", error.message());
-        ApiError::field("truncation", message).with_code("context_length_exceeded")
     }
 }
 
