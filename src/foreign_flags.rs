@@ -353,7 +353,6 @@ pub const ROWS: &[Row] = &[
     on(&["serve"], &["--pooling"], Value, Refused("the model's file says how its states become a vector")),
     on(&["serve"], &["--ssl-key-file", "--ssl-cert-file"], Value, Refused(NO_TLS)),
     on(&["serve"], &["--path", "--api-prefix"], Value, Refused("a proxy can have the server at another path")),
-    on(&["serve"], &["--slot-save-path"], Value, Refused("what was computed is kept in memory alone")),
     on(&["serve"], &["--models-preset"], Value, Refused("--config names a file with models, their names and settings")),
     on(
         &["serve"],

@@ -109,6 +109,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 
+    /// Folder for files of what the KV cache has of texts, which POST /slots/ID?action=save writes and action=restore reads
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    slot_save_path: Option<PathBuf>,
+
     /// End as with Ctrl-C when stdin is closed: a process that starts the server and goes away takes it along
     #[arg(long)]
     until_stdin_closes: bool,
@@ -195,7 +199,7 @@ struct AccessArgs {
     #[arg(long)]
     open_metrics: bool,
 
-    /// Let clients with a key pull, make, delete and unload models; where the server listens on this machine's loopback alone, all may
+    /// Let clients with a key pull, make, delete and unload models, and save and restore slots; where the server listens on this machine's loopback alone, all may
     #[arg(long)]
     allow_manage: bool,
 
@@ -376,6 +380,9 @@ impl Args {
                 CliError::Usage(format!("--cors {origin:?}: this is no origin, as https://example.org is"))
             })?),
         };
+        if let Some(folder) = self.slot_save_path.as_ref().filter(|folder| !folder.is_dir()) {
+            return Err(CliError::Usage(format!("--slot-save-path {}: this is no folder", folder.display())));
+        }
         Ok(HttpOptions {
             keys,
             open_metrics: access.open_metrics,
@@ -383,6 +390,7 @@ impl Args {
             cors_origin,
             hosts: [&self.host].into_iter().chain(&self.metrics_host).chain(&access.allowed_host).cloned().collect(),
             context_shift: self.context_shift,
+            slot_save_path: self.slot_save_path.clone(),
             max_body: access.max_body,
             max_bodies: access.max_bodies,
             responses: self.responses.store()?,

@@ -23,7 +23,8 @@
 //! Whoever wants the logits themselves takes a [`ForwardPass`] from
 //! [`Model::forward_pass`] and feeds it batches of tokens.
 
-pub mod choice;
+pub mod cached_text;
+mod choice;
 pub mod compare;
 mod constraint;
 #[cfg(feature = "cuda")]
@@ -49,6 +50,7 @@ mod stop_strings;
 mod text_stream;
 mod timings;
 
+pub use cached_text::CachedText;
 pub use constraint::Constraint;
 pub use device::Device;
 pub use embedding::{Pooled, Pooler};

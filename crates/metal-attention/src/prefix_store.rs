@@ -8,8 +8,9 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::path::PathBuf;
 
-use metal_attention_model::{ForwardError, ForwardPass, Snapshot, SnapshotError};
+use metal_attention_model::{ForwardPass, Snapshot, SnapshotError};
 
+use crate::cached_text::copy_blocks;
 use crate::scheduler::Client;
 
 /// Bytes that go to a file, or come from it, at once.
@@ -177,12 +178,7 @@ impl PrefixStore {
         let bytes = bytes_of(&snapshot, ids);
         let blocks = if bytes <= self.ram {
             self.make_room_in_ram(bytes);
-            let mut blocks = Vec::new();
-            let n = snapshot.block_bytes() as usize;
-            let no_memory = |_| ForwardError::OutOfMemory { what: "a text that gives its place up", bytes: n };
-            blocks.try_reserve_exact(n).map_err(no_memory)?;
-            snapshot.write_blocks(pass.cache(), seq, &mut blocks)?;
-            Blocks::Ram(blocks)
+            Blocks::Ram(copy_blocks(&snapshot, pass, seq)?)
         } else {
             let Some(file) = self.file_for(bytes)? else { return Ok(()) };
             let mut out = BufWriter::with_capacity(BUFFER, file);
@@ -230,6 +226,12 @@ impl PrefixStore {
     fn oldest(&self, of: impl Fn(&Text) -> bool) -> Option<usize> {
         let texts = self.texts.iter().enumerate().filter(|(_, text)| of(text));
         texts.min_by_key(|(_, text)| text.last_used).map(|(i, _)| i)
+    }
+
+    /// Forgets the texts of `client` that are a beginning of `ids`, or begin like all of it.
+    pub fn forget(&mut self, client: Client, ids: &[u32]) {
+        let owner = Owner::from(client);
+        self.texts.retain(|text| text.owner != owner || n_common(&text.ids, ids) < ids.len().min(text.ids.len()));
     }
 
     /// The longest beginning of `ids` that is there for `client` and can go on.

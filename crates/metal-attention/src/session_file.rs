@@ -18,6 +18,8 @@ use std::path::Path;
 use metal_attention_model::{ForwardError, ForwardPass, Snapshot, SnapshotError};
 
 use crate::Model;
+use crate::cached_text::{CachedText, room_for_blocks};
+use crate::scheduler::CacheCapacity;
 
 const MAGIC: [u8; 8] = *b"MtlAttnS";
 const VERSION: u32 = 1;
@@ -76,6 +78,17 @@ pub enum SessionError {
         /// Tokens that the context has room for.
         n_ctx: usize,
     },
+    /// The session has messages and no tokens.
+    #[error("the session file has nothing of a KV cache")]
+    NoText,
+    /// The session takes more than the whole KV cache has.
+    #[error("the session takes {bytes} bytes, and the whole KV cache has {capacity}: it is of another KV cache")]
+    TooLarge {
+        /// Bytes of the session.
+        bytes: u64,
+        /// Those of the KV cache.
+        capacity: u64,
+    },
     /// There is more to write than is read again.
     #[error("a session file holds {max} {what} at most, and this one would have {n}")]
     TooMuch {
@@ -113,7 +126,7 @@ impl SessionError {
     /// Whether the file is sound, and only the model or its KV cache is another: its note can be used.
     pub fn is_of_other_cache(&self) -> bool {
         match self {
-            Self::OtherModel | Self::TooLong { .. } | Self::Snapshot(_) => true,
+            Self::OtherModel | Self::TooLong { .. } | Self::NoText | Self::TooLarge { .. } | Self::Snapshot(_) => true,
             Self::Write(_)
             | Self::Read(_)
             | Self::Foreign
@@ -143,6 +156,8 @@ pub struct SavedText<'a> {
 #[derive(Debug)]
 pub struct SessionFile {
     input: BufReader<File>,
+    /// Bytes of the file.
+    bytes: u64,
     fingerprint: [u8; 32],
     note: Vec<u8>,
     ids: Vec<u32>,
@@ -154,44 +169,20 @@ impl SessionFile {
     /// Writes a session of `model`, with a `note` of the program's own and, where it is given, what a KV cache has of a text.
     /// A file that was there stays as it is until the new one is whole.
     pub fn write(path: &Path, model: &Model, note: &[u8], text: Option<SavedText<'_>>) -> Result<(), SessionError> {
-        let mut text = text.filter(|text| !text.ids.is_empty());
-        let ids = text.as_ref().map_or(&[][..], |text| text.ids);
-        for (what, n, max) in [("bytes of messages", note.len(), MAX_NOTE), ("tokens", ids.len(), MAX_TOKENS)] {
-            if n > max {
-                return Err(SessionError::TooMuch { what, n, max });
-            }
-        }
-        let mut head = model.fingerprint().to_vec();
-        head.extend((note.len() as u64).to_le_bytes());
-        head.extend(note);
-        head.extend((ids.len() as u64).to_le_bytes());
-        head.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
-        let snapshot = text.as_mut().map(|text| Snapshot::of(text.pass.cache(), text.seq)).transpose()?;
-        if let Some(snapshot) = &snapshot {
-            assert_eq!(snapshot.n_tokens(), ids.len(), "all tokens of the sequence");
-            snapshot.write_header(&mut head)?;
-        }
+        let Some(text) = text.filter(|text| !text.ids.is_empty()) else {
+            return write_file(path, model, note, &[], None, |_| Ok(())).map(drop);
+        };
+        let SavedText { pass, seq, ids } = text;
+        let snapshot = Snapshot::of(pass.cache(), seq)?;
+        let write_blocks = |out: &mut dyn Write| snapshot.write_blocks(pass.cache(), seq, out);
+        write_file(path, model, note, ids, Some(&snapshot), write_blocks).map(drop)
+    }
 
-        // A link stays a link.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Readable for its owner alone; gone where an error comes between.
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(SessionError::Write)?;
-        let mut out = Summed::new(BufWriter::with_capacity(BUFFER, file.as_file_mut()));
-        let mut put = |bytes: &[u8]| out.write_all(bytes).map_err(SessionError::Write);
-        put(&MAGIC)?;
-        put(&VERSION.to_le_bytes())?;
-        put(&(head.len() as u64).to_le_bytes())?;
-        put(&head)?;
-        out.write_sum().map_err(SessionError::Write)?;
-        if let (Some(text), Some(snapshot)) = (text, snapshot) {
-            snapshot.write_blocks(text.pass.cache(), text.seq, &mut out)?;
-            out.write_sum().map_err(SessionError::Write)?;
-        }
-        out.of.flush().map_err(SessionError::Write)?;
-        drop(out);
-        file.persist(&path).map_err(|error| SessionError::Write(error.error))?;
-        Ok(())
+    /// Writes a session of `model` with a text of which there is a copy. Returns the file's bytes. A file that was there stays as it
+    /// is until the new one is whole.
+    pub fn write_copy(path: &Path, model: &Model, text: &CachedText) -> Result<u64, SessionError> {
+        let write_blocks = |out: &mut dyn Write| out.write_all(&text.blocks).map_err(SnapshotError::Write);
+        write_file(path, model, &[], &text.ids, Some(&text.snapshot), write_blocks)
     }
 
     /// Opens a session file and checks its head and its length.
@@ -230,7 +221,7 @@ impl SessionFile {
         if metadata.len() > expected {
             return damaged("it is longer than what is in it");
         }
-        Ok(Self { input: input.of, fingerprint, note, ids, snapshot })
+        Ok(Self { input: input.of, bytes: expected, fingerprint, note, ids, snapshot })
     }
 
     /// The program's note.
@@ -238,20 +229,53 @@ impl SessionFile {
         &self.note
     }
 
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The tokens whose keys, values and states are in the file.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// Makes sequence `seq` of `pass`, which runs `model`, the text of this session. On an error the sequence is empty, or as
-    /// it was.
-    pub fn restore(self, model: &Model, pass: &mut dyn ForwardPass, seq: usize) -> Result<Vec<u32>, SessionError> {
+    /// Reads the text of this session into main memory, for a KV cache of this `capacity` of `model`. What takes more than the KV
+    /// cache does is not read.
+    pub fn read(self, model: &Model, capacity: CacheCapacity) -> Result<CachedText, SessionError> {
+        self.check_model(model)?;
+        let Some(snapshot) = self.snapshot else { return Err(SessionError::NoText) };
+        let (n_tokens, bytes) = (self.ids.len(), snapshot.block_bytes());
+        if n_tokens > capacity.n_tokens {
+            return Err(SessionError::TooLong { n_tokens, n_ctx: capacity.n_tokens });
+        }
+        if bytes > capacity.bytes {
+            return Err(SessionError::TooLarge { bytes, capacity: capacity.bytes });
+        }
+        let mut blocks = room_for_blocks(&snapshot).map_err(SnapshotError::from)?;
+        let mut input = Summed::new(self.input);
+        (&mut input).take(bytes).read_to_end(&mut blocks).map_err(SessionError::Read)?;
+        if (blocks.len() as u64) < bytes {
+            return Err(SessionError::Cut);
+        }
+        input.check_sum()?;
+        Ok(CachedText { ids: self.ids, snapshot, blocks })
+    }
+
+    /// An error where the session is of another model than `model`.
+    fn check_model(&self, model: &Model) -> Result<(), SessionError> {
         if self.fingerprint != model.fingerprint() {
             return Err(SessionError::OtherModel);
         }
         if self.ids.iter().any(|&id| id as usize >= model.spec().n_vocab) {
             return damaged("it has tokens that are not in the vocabulary");
         }
+        Ok(())
+    }
+
+    /// Makes sequence `seq` of `pass`, which runs `model`, the text of this session. On an error the sequence is empty, or as
+    /// it was.
+    pub fn restore(self, model: &Model, pass: &mut dyn ForwardPass, seq: usize) -> Result<Vec<u32>, SessionError> {
+        self.check_model(model)?;
         let Some(snapshot) = self.snapshot else {
             pass.rewind(seq, 0);
             return Ok(Vec::new());
@@ -264,6 +288,53 @@ impl SessionFile {
         }
         Ok(self.ids)
     }
+}
+
+/// Writes a session file; `write_blocks` writes the blocks of `snapshot`, that of all of `ids`. Returns the file's bytes.
+fn write_file(
+    path: &Path,
+    model: &Model,
+    note: &[u8],
+    ids: &[u32],
+    snapshot: Option<&Snapshot>,
+    write_blocks: impl FnOnce(&mut dyn Write) -> Result<(), SnapshotError>,
+) -> Result<u64, SessionError> {
+    for (what, n, max) in [("bytes of messages", note.len(), MAX_NOTE), ("tokens", ids.len(), MAX_TOKENS)] {
+        if n > max {
+            return Err(SessionError::TooMuch { what, n, max });
+        }
+    }
+    let mut head = model.fingerprint().to_vec();
+    head.extend((note.len() as u64).to_le_bytes());
+    head.extend(note);
+    head.extend((ids.len() as u64).to_le_bytes());
+    head.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+    if let Some(snapshot) = snapshot {
+        assert_eq!(snapshot.n_tokens(), ids.len(), "all tokens of the sequence");
+        snapshot.write_header(&mut head)?;
+    }
+
+    // A link stays a link.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Readable for its owner alone; gone where an error comes between.
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(SessionError::Write)?;
+    let mut out = Summed::new(BufWriter::with_capacity(BUFFER, file.as_file_mut()));
+    let mut put = |bytes: &[u8]| out.write_all(bytes).map_err(SessionError::Write);
+    put(&MAGIC)?;
+    put(&VERSION.to_le_bytes())?;
+    put(&(head.len() as u64).to_le_bytes())?;
+    put(&head)?;
+    out.write_sum().map_err(SessionError::Write)?;
+    if snapshot.is_some() {
+        write_blocks(&mut out)?;
+        out.write_sum().map_err(SessionError::Write)?;
+    }
+    out.of.flush().map_err(SessionError::Write)?;
+    drop(out);
+    let bytes = file.as_file().metadata().map_err(SessionError::Write)?.len();
+    file.persist(&path).map_err(|error| SessionError::Write(error.error))?;
+    Ok(bytes)
 }
 
 type Head = ([u8; 32], Vec<u8>, Vec<u32>, Option<Snapshot>);

@@ -28,6 +28,8 @@ pub struct Parts {
     pub bodies: Arc<Bodies>,
     /// Shares out the threads that may block.
     pub work: Work,
+    /// Taken as long as there is a copy of a slot's text.
+    pub slot_copy: Arc<tokio::sync::Mutex<()>>,
     /// When the server started, in seconds since 1970.
     pub started: u64,
     /// The models that requests can name.
@@ -55,6 +57,7 @@ impl App {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
             bodies: Bodies::new(options.max_bodies, options.max_body),
             work: Work::default(),
+            slot_copy: Arc::default(),
             may_manage: may_manage(&options, on_loopback),
             options,
             metrics: HttpMetrics::default(),

@@ -199,6 +199,21 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
     }
 }
 
+/// A body that may be left out: then the request has no fields. A page elsewhere can make a browser send that without asking this
+/// server first, so a request of a page needs a body.
+pub struct OptionalJson<T>(pub T);
+
+impl<T: FromJson + Clone + Default + Send + 'static> FromRequest<App> for OptionalJson<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        if request.body().is_end_stream() && !is_from_page(request.headers()) {
+            return Ok(Self(T::default()));
+        }
+        Ok(Self(Json::<T>::from_request(request, app).await?.request.clone()))
+    }
+}
+
 /// The error of the field at `path`.
 fn field_error(path: &str, error: &serde_json::Error) -> ApiError {
     let mut message = error.to_string();
@@ -217,13 +232,16 @@ fn check_content_type(headers: &HeaderMap, dialect: Dialect) -> Result<(), ApiEr
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
-    let is_from_page =
-        headers.contains_key(ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"));
     let is_form = essence.eq_ignore_ascii_case("application/x-www-form-urlencoded");
-    if dialect == Dialect::Ollama && is_form && !is_from_page {
+    if dialect == Dialect::Ollama && is_form && !is_from_page(headers) {
         return Ok(());
     }
     Err(ApiError::invalid(format!("the Content-Type must be application/json, not {essence:?}")))
+}
+
+/// Whether a page of any origin sends the request.
+fn is_from_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
 }
 
 /// The whole body: within `read_timeout`, not longer than `max_body`, and as long as `held` may grow.

@@ -86,7 +86,7 @@ impl ApiError {
 
     /// 403: clients of this server change no models.
     pub fn may_not_manage() -> Self {
-        let message = "clients of this server may not change its models: start it with --allow-manage and a key \
+        let message = "clients of this server may not change its models and slots: start it with --allow-manage and a key \
                        (--api-key), or on the loopback alone (--host 127.0.0.1) and without --cors '*'";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", Some("management_not_allowed"), message)
     }
@@ -142,6 +142,11 @@ impl ApiError {
     /// 500: a defect of the server.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("internal_error"), message)
+    }
+
+    /// 501: the server is not set up for it.
+    pub fn not_supported(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "server_error", Some("not_supported"), message)
     }
 
     /// 503: not now.

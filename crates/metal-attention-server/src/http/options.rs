@@ -1,5 +1,6 @@
 //! How the server is set up.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
@@ -24,6 +25,8 @@ pub struct HttpOptions {
     pub hosts: Vec<String>,
     /// Conversations that the context has no room for lose their oldest turns, instead of being refused.
     pub context_shift: bool,
+    /// The folder for the files of slots; `None`: none is saved.
+    pub slot_save_path: Option<PathBuf>,
     /// Most bytes of a request's body.
     pub max_body: usize,
     /// Most bytes of all bodies that are held at a time.
@@ -57,6 +60,7 @@ impl Default for HttpOptions {
             cors_origin: None,
             hosts: Vec::new(),
             context_shift: false,
+            slot_save_path: None,
             max_body: 8 << 20,
             max_bodies: 64 << 20,
             responses: ResponseStore::default(),

@@ -13,7 +13,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
-use super::llama_cpp::{completion, infill, props, slots, template, tokens};
+use super::llama_cpp::{completion, infill, props, slot_actions, slots, template, tokens};
 use super::openai::{chat, completions, embeddings, models, rerank};
 use super::responses::{create, stored};
 use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, ollama, openapi, page};
@@ -68,7 +68,8 @@ pub fn router(app: &App, checks_host: bool) -> Router {
         .route("/api/blobs/{digest}", any(ollama::manage::not_supported))
         .routes(routes!(template::apply_template))
         .routes(routes!(props::props))
-        .routes(routes!(slots::slots));
+        .routes(routes!(slots::slots))
+        .routes(routes!(slot_actions::slot_action));
     let mut open = OpenApiRouter::new()
         .routes(routes!(health::health))
         .routes(at("/v1/health", routes!(health::health)))

@@ -15,6 +15,7 @@ mod ranking;
 mod replicas;
 mod responses;
 mod several;
+mod slot_files;
 mod stored;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;

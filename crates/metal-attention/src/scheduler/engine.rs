@@ -110,6 +110,7 @@ impl<'t> Engine<'t> {
                 }
             }
             self.drop_ended();
+            self.run_slot_command();
             self.admit();
             self.step();
             self.embed();
@@ -129,10 +130,12 @@ impl<'t> Engine<'t> {
     }
 
     fn is_idle(&self) -> bool {
+        let queue = self.shared.queue();
         self.running.is_empty()
             && self.preempted.is_empty()
             && self.embeddings.is_empty()
-            && self.shared.queue().len() == 0
+            && queue.len() == 0
+            && queue.slot_commands.is_empty()
     }
 
     /// Ends the texts that nobody waits for any more, and those whose time is over.

@@ -39,6 +39,7 @@ mod pace;
 mod queue;
 mod replicas;
 mod request;
+mod slot_commands;
 mod slots;
 mod step;
 mod text;
@@ -66,6 +67,7 @@ pub use error::{RequestError, StartError, SubmitError};
 pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, RunningText};
 pub use replicas::Replicas;
 pub use request::{Client, Completion, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
+pub use slot_commands::{CacheCapacity, SlotError};
 
 /// Finished texts that are kept, as far as the KV cache has room.
 const KEPT_TEXTS: usize = 64;
@@ -125,6 +127,8 @@ struct Handle {
     writes_text: bool,
     /// Tokens of the longest prompt.
     n_ctx: usize,
+    /// Bytes of the KV cache, recurrent states included.
+    cache_bytes: u64,
     /// Context length of the training.
     n_ctx_train: usize,
     /// The engine's defect, where it met one. Fails once the thread has ended.
@@ -192,6 +196,7 @@ impl Scheduler {
             writes_text: pass.spec().writes_text(),
             n_ctx_train: pass.spec().n_ctx_train,
             n_ctx: pass.n_ctx().min(pages.total * pages.page_len),
+            cache_bytes: pass.kv_cache_bytes() as u64,
             defect,
         };
         let run = move || {

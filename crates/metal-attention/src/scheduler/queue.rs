@@ -1,6 +1,6 @@
 //! What callers and the engine's thread share: requests that wait, and the wish to end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -9,6 +9,7 @@ use crate::sampling::Sampler;
 use tokio::sync::{mpsc, oneshot};
 
 use super::lines::Lines;
+use super::slot_commands::SlotCommand;
 use super::{Client, Event, Metrics, Request, RequestError, SubmitError};
 
 /// Counts a request from the time it is queued until nothing is left to do for it.
@@ -55,6 +56,8 @@ pub(super) enum Wanted {
 pub(super) struct Queue {
     pub texts: Lines<Submission>,
     pub embeddings: Lines<EmbeddingRequest>,
+    /// What is to be done with slots, the first command first.
+    pub slot_commands: VecDeque<SlotCommand>,
     /// No new requests are taken, and those that are not finished at this time are cancelled.
     pub closing: Option<Instant>,
     /// Somebody may be about to send a request.
@@ -71,7 +74,7 @@ impl Queue {
 
     /// Whether there is nothing to do, and the queue is not closed.
     pub fn is_idle(&self) -> bool {
-        self.len() == 0 && self.closing.is_none()
+        self.len() == 0 && self.slot_commands.is_empty() && self.closing.is_none()
     }
 
     /// Whether one more request of `client` may wait where `n_queue` may. Who has less than an equal share finds room
@@ -127,13 +130,7 @@ impl Shared {
         client: Client,
         push: impl FnOnce(&mut Queue),
     ) -> Result<(), SubmitError> {
-        let mut queue = self.queue();
-        if queue.failed {
-            return Err(SubmitError::EngineFailed);
-        }
-        if queue.closing.is_some() {
-            return Err(SubmitError::ShuttingDown);
-        }
+        let mut queue = self.open_queue()?;
         let all = n_queue.saturating_add(n_parallel);
         if self.n_unfinished() >= all && !queue.has_room(client, n_queue) {
             return Err(SubmitError::QueueFull { n_queue });
@@ -142,6 +139,27 @@ impl Shared {
         drop(queue);
         self.changed.notify_one();
         Ok(())
+    }
+
+    /// Adds a command.
+    pub fn push_slot_command(&self, command: SlotCommand) -> Result<(), SubmitError> {
+        let mut queue = self.open_queue()?;
+        queue.slot_commands.push_back(command);
+        drop(queue);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// The queue, as long as it takes anything.
+    fn open_queue(&self) -> Result<MutexGuard<'_, Queue>, SubmitError> {
+        let queue = self.queue();
+        if queue.failed {
+            return Err(SubmitError::EngineFailed);
+        }
+        if queue.closing.is_some() {
+            return Err(SubmitError::ShuttingDown);
+        }
+        Ok(queue)
     }
 
     /// Takes no more requests; cancels at `deadline` those that are not finished by then.
@@ -181,6 +199,8 @@ impl Shared {
             n_failed += 1;
             let _ = request.answer.send(Err(why()));
         }
+        // Those who wait for them hear that nobody will answer.
+        queue.slot_commands.clear();
         drop(queue);
         self.metrics().requests.failed += n_failed;
     }

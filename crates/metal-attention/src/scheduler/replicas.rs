@@ -6,11 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{ForwardPass, Model};
+use crate::{CachedText, ForwardPass, Model};
 
 use super::queue::Wanted;
 use super::{
-    BlockId, CacheEvent, Client, Events, Metrics, Request, Scheduler, SchedulerOptions, StartError, SubmitError, Vector,
+    BlockId, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, RunningText, Scheduler, SchedulerOptions,
+    SlotError, StartError, SubmitError, Vector,
 };
 
 /// Schedulers of one model, each with a thread, a forward pass, places and a KV cache of its own.
@@ -228,6 +229,45 @@ impl Replicas {
             sum.add(&replica.scheduler.metrics());
         }
         sum
+    }
+
+    /// The slots of each replica in turn: first its texts that run, in the order in which they got their places.
+    pub fn slots(&self) -> Vec<Option<RunningText>> {
+        let of_replica = |replica: &Replica| {
+            let mut texts: Vec<_> = replica.scheduler.metrics().texts.into_iter().map(Some).collect();
+            texts.resize(self.n_parallel, None);
+            texts
+        };
+        self.all.iter().flat_map(of_replica).collect()
+    }
+
+    /// A copy of the text of a slot ([`Scheduler::save_slot`]).
+    pub async fn save_slot(&self, slot: usize) -> Result<CachedText, SlotError> {
+        let (scheduler, slot) = self.slot(slot)?;
+        scheduler.save_slot(slot).await
+    }
+
+    /// Puts a text into the KV cache of the replica that a slot is of ([`Scheduler::restore_slot`]).
+    pub async fn restore_slot(&self, slot: usize, client: Client, text: CachedText) -> Result<(), SlotError> {
+        self.slot(slot)?.0.restore_slot(client, text).await
+    }
+
+    /// Has the KV cache forget the text of a slot ([`Scheduler::erase_slot`]).
+    pub async fn erase_slot(&self, slot: usize) -> Result<usize, SlotError> {
+        let (scheduler, slot) = self.slot(slot)?;
+        scheduler.erase_slot(slot).await
+    }
+
+    /// What the KV cache of each replica has room for.
+    pub fn cache_capacity(&self) -> CacheCapacity {
+        self.all[0].scheduler.cache_capacity()
+    }
+
+    /// The scheduler that a slot is of, and the slot's number there.
+    fn slot(&self, slot: usize) -> Result<(&Scheduler, usize), SlotError> {
+        let replica = self.all.get(slot / self.n_parallel.max(1));
+        let replica = replica.ok_or(SlotError::NoSuchSlot { slot, last: self.n_slots().saturating_sub(1) })?;
+        Ok((&replica.scheduler, slot % self.n_parallel.max(1)))
     }
 
     /// Takes no more requests, and returns when all are finished; those that are not after `grace` are cancelled.

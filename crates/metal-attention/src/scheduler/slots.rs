@@ -51,6 +51,17 @@ impl Slots {
         idle.min().map(|(_, seq)| seq)
     }
 
+    /// The idle sequences, those used last first.
+    pub fn idle_by_use(&self) -> Vec<usize> {
+        let idle = self.of_seq.iter().enumerate().filter_map(|(seq, slot)| match slot {
+            Slot::Idle(_, _, last_used) => Some((*last_used, seq)),
+            Slot::Empty | Slot::Busy => None,
+        });
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_unstable();
+        idle.into_iter().rev().map(|(_, seq)| seq).collect()
+    }
+
     /// The tokens of an idle sequence; `None` where it is none.
     pub fn idle(&self, seq: usize) -> Option<&[u32]> {
         match &self.of_seq[seq] {
@@ -140,6 +151,7 @@ mod tests {
         assert_eq!(slots.oldest_idle(None), Some(1));
         slots.touch(1);
         assert_eq!((slots.oldest_idle(None), slots.oldest_idle(Some(2))), (Some(2), Some(1)));
+        assert_eq!(slots.idle_by_use(), [1, 2]);
         slots.clear(2);
         assert_eq!((slots.idle(2), slots.idle(1)), (None, Some(&[1, 2, 3][..])));
     }

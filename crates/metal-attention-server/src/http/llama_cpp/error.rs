@@ -62,6 +62,7 @@ fn kind(error: &ApiError) -> &'static str {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",
         StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::NOT_IMPLEMENTED => "not_supported_error",
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => "unavailable_error",
         _ if error.code() == Some("context_length_exceeded") => "exceed_context_size_error",
         status if status.is_client_error() => "invalid_request_error",

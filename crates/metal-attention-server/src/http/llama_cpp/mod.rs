@@ -9,6 +9,7 @@ pub mod props;
 mod request;
 mod response;
 mod settings;
+pub mod slot_actions;
 pub mod slots;
 pub mod template;
 pub mod tokens;

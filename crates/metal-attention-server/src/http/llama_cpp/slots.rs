@@ -13,7 +13,7 @@ use crate::http::{ApiError, App};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = LlamaCppSlot)]
 pub struct Slot {
-    /// Its number: the texts that are generated come first, in the order in which they began.
+    /// Its number: of each replica the texts that are generated come first, in the order in which they began.
     id: usize,
     /// Tokens a text has room for, its prompt included.
     n_ctx: usize,
@@ -77,13 +77,12 @@ impl Slot {
             body = ErrorBody)))]
 pub async fn slots(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Vec<Slot>>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
-    let texts = model.scheduler.metrics().texts;
-    let n_slots = model.scheduler.n_slots();
-    if texts.len() >= n_slots && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
+    let texts = model.scheduler.slots();
+    if texts.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
         return Err(ApiError::unavailable("no_slot", "no slot is free: try again later"));
     }
-    let slot = |id: usize| Slot::new(id, model.n_ctx, texts.get(id));
-    Ok(axum::Json((0..n_slots).map(slot).collect()))
+    let slot = |(id, text): (usize, &Option<RunningText>)| Slot::new(id, model.n_ctx, text.as_ref());
+    Ok(axum::Json(texts.iter().enumerate().map(slot).collect()))
 }
 
 #[cfg(test)]

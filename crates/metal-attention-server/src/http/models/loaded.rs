@@ -111,6 +111,11 @@ impl Loaded {
         Err(ApiError::field(param, message).with_code("context_length_exceeded"))
     }
 
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
     /// Size of the vocabulary.
     pub fn n_vocab(&self) -> usize {
         self.model.spec().n_vocab
