@@ -169,11 +169,12 @@ mod tests {
     #[test]
     fn a_wrong_file_says_what_is_wrong() {
         let read = |text: &str| toml::from_str::<Config>(text).map_err(|error| error.to_string());
-        let good = "[defaults]\ncontext = 8192\nkeep-alive = \"1h\"\n[models.a]\nmodel = \"a.gguf\"\naliases = [\"b-*\"]\n\
+        let good = "[defaults]\ncontext = 8192\ncontext-shift = true\nkeep-alive = \"1h\"\n[models.a]\nmodel = \"a.gguf\"\naliases = [\"b-*\"]\n\
                     sampling = { temperature = 0.5, top_k = 20 }\nkeep-alive = -1\n";
         let config = read(good).unwrap();
         assert_eq!(config.models["a"].keep_alive, Some(KeepAlive::Forever));
         assert!(config.models["a"].sampling.is_some() && config.defaults.context == Some(8192));
+        assert_eq!((config.defaults.context_shift, config.models["a"].context_shift), (Some(true), None));
         for (text, why) in [
             ("[models.a]\n", "missing field `model`"),
             ("[models.a]\nmodel = \"a\"\ncontxt = 1\n", "unknown field `contxt`"),

@@ -8,6 +8,7 @@ mod logits;
 mod prefix_store;
 mod prompt_logprobs;
 mod requests;
+mod slot_commands;
 mod support;
 mod texts;
 mod turns;
