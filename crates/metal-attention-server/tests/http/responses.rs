@@ -138,6 +138,30 @@ fn calls_are_items() {
 }
 
 #[test]
+fn a_call_that_is_cut_off_is_incomplete() {
+    let server = server();
+    let city = "Llanfairpwllgwyngyllgogerychwyrndrobwllllantysiliogogogoch";
+    let mut tool = weather();
+    tool["parameters"]["properties"]["city"]["enum"] = json!([city]);
+    let call = |tool: Value, kind: &str, field: &str| {
+        let body = request(&json!({"tools": [tool], "tool_choice": "required", "max_output_tokens": 60}));
+        let events = stream(&server, &body);
+        let last = &events.last().unwrap();
+        assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.incomplete"), &json!("incomplete")));
+        let call = last["response"]["output"].as_array().unwrap().last().unwrap().clone();
+        assert_eq!((&call["type"], &call["status"]), (&json!(kind), &json!("incomplete")), "{call}");
+        let whole = server.post(PATH, &body).json()["output"].as_array().unwrap().last().unwrap().clone();
+        assert_eq!((&whole["status"], &whole[field]), (&call["status"], &call[field]));
+        call[field].as_str().unwrap().to_owned()
+    };
+    let arguments: Value = serde_json::from_str(&call(tool, "function_call", "arguments")).unwrap();
+    let begun = arguments["city"].as_str().unwrap();
+    assert!(begun.len() > 5 && begun.len() < city.len() && city.starts_with(begun), "{begun}");
+    let input = call(json!({"type": "custom", "name": "write"}), "custom_tool_call", "input");
+    assert!(!input.is_empty());
+}
+
+#[test]
 fn a_custom_tool_gets_a_text() {
     let server = server();
     for (format, texts) in [

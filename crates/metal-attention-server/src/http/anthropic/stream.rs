@@ -157,6 +157,7 @@ impl Chunks for MessageChunks {
                 // No log probabilities are asked for.
                 ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => {}
                 ChatEvent::Answer(event) => self.answer(event, out),
+                ChatEvent::CutCall => self.stop(out),
                 ChatEvent::End(end) => {
                     self.stop(out);
                     let (delta, usage) = self.writer.ended(&end);

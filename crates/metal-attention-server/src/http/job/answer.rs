@@ -56,7 +56,7 @@ impl Answer {
                     call.function.arguments += &delta;
                 }
             }
-            ChatEvent::Answer(AnswerEvent::CallEnd { .. }) => {}
+            ChatEvent::Answer(AnswerEvent::CallEnd { .. }) | ChatEvent::CutCall => {}
         }
     }
 

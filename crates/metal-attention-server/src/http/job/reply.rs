@@ -15,6 +15,8 @@ pub enum ChatEvent {
     Prompt(Vec<TokenLogprobs>),
     /// Text, thoughts, or a part of a call.
     Answer(AnswerEvent),
+    /// The call ends because the answer was cut off: its arguments may be incomplete.
+    CutCall,
     /// The log probabilities of token `id`.
     Logprobs(u32, TokenLogprobs),
     /// The answer is complete. It is the last event.
@@ -75,15 +77,16 @@ impl Reply {
         Self { parser, single_call, called: false, reasoning_tokens: None }
     }
 
-    /// What is handed out of `events`.
-    fn hand_out(&mut self, events: Vec<AnswerEvent>) -> Vec<ChatEvent> {
+    /// What is handed out of `events`; `is_cut`: a call that ends in them was cut off.
+    fn hand_out(&mut self, events: Vec<AnswerEvent>, is_cut: bool) -> Vec<ChatEvent> {
         let mut parts = Vec::new();
         for event in events {
             if self.single_call && self.called {
                 break;
             }
-            self.called |= matches!(event, AnswerEvent::CallEnd { .. });
-            parts.push(ChatEvent::Answer(event));
+            let is_end = matches!(event, AnswerEvent::CallEnd { .. });
+            self.called |= is_end;
+            parts.push(if is_end && is_cut { ChatEvent::CutCall } else { ChatEvent::Answer(event) });
         }
         parts
     }
@@ -117,15 +120,16 @@ impl Replies {
                 if was_thinking || reply.parser.is_thinking() {
                     *reply.reasoning_tokens.get_or_insert_default() += 1;
                 }
-                let mut parts = reply.hand_out(events);
+                let mut parts = reply.hand_out(events, false);
                 parts.extend(logprobs.map(|logprobs| ChatEvent::Logprobs(id, logprobs)));
                 Ok(parts)
             }
             Event::Done { reason, text, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                 let reason = EndReason::of_text(reason, stop_string)?;
-                let mut events = reply.parser.push(&text);
-                events.extend(reply.parser.finish());
-                let mut parts = reply.hand_out(events);
+                let events = reply.parser.push(&text);
+                let mut parts = reply.hand_out(events, false);
+                let rest = reply.parser.finish();
+                parts.extend(reply.hand_out(rest, reason == EndReason::Length));
                 let calls = reply.parser.n_calls() > 0 && reason != EndReason::Length;
                 let reason = if calls { EndReason::Calls } else { reason };
                 let reasoning_tokens = reply.reasoning_tokens;
@@ -134,5 +138,51 @@ impl Replies {
             }
             Event::Failed(error) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention::Model;
+    use metal_attention_chat::{Tool, ToolFormat};
+    use serde_json::json;
+
+    use super::*;
+
+    /// The ends of calls, and of the answer, in what is written in `pieces`.
+    fn ends(pieces: &[&str], reason: FinishReason) -> Vec<String> {
+        let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
+        let tool = json!({"type": "function", "function": {"name": "now"}});
+        let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
+        let mut replies = Replies::new(tokenizer, vec![Reply::new(parser, false)]);
+        let token = |piece: &&str| Event::Token { id: 400, text: (*piece).to_owned(), logprobs: None };
+        let done = Event::Done {
+            reason,
+            text: String::new(),
+            stop_string: None,
+            end_token: None,
+            end_logprobs: None,
+            usage: Usage::default(),
+            timings: RequestTimings::default(),
+        };
+        let events = pieces.iter().map(token).chain([done]);
+        let parts = events.flat_map(|event| replies.take(0, event).unwrap());
+        let end = |part| match part {
+            ChatEvent::Answer(AnswerEvent::CallEnd { index }) => Some(format!("call {index}")),
+            ChatEvent::CutCall => Some("cut call".into()),
+            ChatEvent::End(end) => Some(format!("{:?}", end.reason)),
+            ChatEvent::Answer(_) | ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => None,
+        };
+        parts.filter_map(end).collect()
+    }
+
+    #[test]
+    fn a_call_that_is_cut_off_is_marked() {
+        let whole = "<tool_call>{\"name\": \"now\", \"arguments\": {}}";
+        let cut = "</tool_call><tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"C";
+        assert_eq!(ends(&[whole, cut], FinishReason::Length), ["call 0", "cut call", "Length"]);
+        assert_eq!(ends(&[whole], FinishReason::Length), ["call 0", "Length"]);
+        // The model itself ended within the call.
+        assert_eq!(ends(&[whole, cut], FinishReason::EndOfText), ["call 0", "call 1", "Calls"]);
     }
 }

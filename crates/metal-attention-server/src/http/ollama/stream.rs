@@ -209,10 +209,8 @@ impl Reader {
         let mut part = Part::default();
         match &mut self.replies {
             Some(replies) => {
-                let events = replies.take(0, event)?;
-                let is_cut = matches!(events.last(), Some(ChatEvent::End(end)) if end.reason == EndReason::Length);
-                for event in events {
-                    self.read(event, is_cut, &mut part);
+                for event in replies.take(0, event)? {
+                    self.read(event, &mut part);
                 }
             }
             None => match event {
@@ -234,8 +232,8 @@ impl Reader {
         Ok(part)
     }
 
-    /// Adds what an event brings to `part`. `is_cut`: a call that ends here was cut short by the end of the answer.
-    fn read(&mut self, event: ChatEvent, is_cut: bool, part: &mut Part) {
+    /// Adds what an event brings to `part`.
+    fn read(&mut self, event: ChatEvent, part: &mut Part) {
         match event {
             ChatEvent::Prompt(_) => {}
             ChatEvent::Answer(AnswerEvent::Content(text)) => part.content += &text,
@@ -251,14 +249,14 @@ impl Reader {
             ChatEvent::Answer(AnswerEvent::CallEnd { index }) => {
                 let Some(metal_attention_chat::ToolCall { id, function, .. }) = self.call.take() else { return };
                 match serde_json::from_str(&function.arguments) {
-                    Ok(arguments) if !is_cut => {
+                    Ok(arguments) => {
                         let function = Function { index, name: function.name, arguments };
                         part.calls.push(ToolCall { id, function });
                     }
-                    // Nothing is to be called with a part of its arguments, or with what is no object.
-                    Ok(_) | Err(_) => part.content += &[&function.name, "(", &function.arguments, ")"].concat(),
+                    Err(_) => part.content += &call_text(&function),
                 }
             }
+            ChatEvent::CutCall => part.content.extend(self.call.take().map(|call| call_text(&call.function))),
             ChatEvent::Logprobs(id, logprobs) => part.logprobs.push(self.logprob(id, &logprobs)),
             ChatEvent::End(end) => part.end = Some(self.end(&end.reason, end.usage, end.timings)),
         }
@@ -283,6 +281,11 @@ impl Reader {
             eval_duration: Some(nanoseconds(timings.decode)),
         }
     }
+}
+
+/// A call as text: nothing is to be called with a part of its arguments, or with what is no object.
+fn call_text(call: &metal_attention_chat::FunctionCall) -> String {
+    format!("{}({})", call.name, call.arguments)
 }
 
 /// The answer that `reader` makes of the one text in `texts`: a stream, or the whole.

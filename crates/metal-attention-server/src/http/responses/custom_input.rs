@@ -1,6 +1,5 @@
 //! The text that a custom tool is called with, out of the arguments of the function that stands for it.
 
-use serde::de::IgnoredAny;
 use serde_json::Value;
 
 /// Reads `{"input": TEXT}` as it is written.
@@ -26,11 +25,6 @@ impl CustomInput {
         more
     }
 
-    /// Whether the arguments are complete.
-    pub fn is_whole(&self) -> bool {
-        is_whole(&self.arguments)
-    }
-
     /// The whole text, and what of it was not handed out yet. Arguments of another form are the text themselves.
     pub fn finish(self) -> (String, String) {
         let text = match serde_json::from_str::<Value>(&self.arguments) {
@@ -47,11 +41,6 @@ impl CustomInput {
         let rest = text.strip_prefix(&self.text).unwrap_or_default().to_owned();
         (text, rest)
     }
-}
-
-/// Whether arguments are complete. Those of a call that was cut off before them are `{}`.
-pub fn is_whole(arguments: &str) -> bool {
-    arguments != "{}" && serde_json::from_str::<IgnoredAny>(arguments).is_ok()
 }
 
 /// Where the text begins, once that is known.

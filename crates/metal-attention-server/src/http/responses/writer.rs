@@ -8,7 +8,7 @@ use metal_attention_chat::AnswerEvent;
 use serde::Serialize;
 use serde_json::json;
 
-use super::custom_input::{CustomInput, is_whole};
+use super::custom_input::CustomInput;
 use super::response::{
     Asked, IncompleteDetails, OutputItem, Part, ResponseError, ResponseObject, ResponseUsage, Status,
 };
@@ -160,12 +160,10 @@ impl Writer {
 
     /// Adds what was generated at a time.
     pub fn add(&mut self, parts: Vec<ChatEvent>, out: &mut Frames) {
-        let is_end = |part: &ChatEvent| matches!(part, ChatEvent::End(end) if end.reason == EndReason::Length);
-        let is_cut = parts.iter().any(is_end);
         if self.wanted.with_logprobs {
             let logprobs = parts.iter().filter_map(|part| match part {
                 ChatEvent::Logprobs(id, logprobs) => Some(ChatTokenLogprob::new(&self.tokenizer, *id, logprobs)),
-                ChatEvent::Prompt(_) | ChatEvent::Answer(_) | ChatEvent::End(_) => None,
+                ChatEvent::Prompt(_) | ChatEvent::Answer(_) | ChatEvent::CutCall | ChatEvent::End(_) => None,
             });
             self.logprobs.extend(logprobs);
         }
@@ -176,7 +174,8 @@ impl Writer {
                 ChatEvent::Answer(AnswerEvent::Reasoning(text)) => self.thoughts(&text, out),
                 ChatEvent::Answer(AnswerEvent::CallStart { id, name, .. }) => self.call(&id, &name, out),
                 ChatEvent::Answer(AnswerEvent::CallArguments { delta, .. }) => self.arguments(&delta, out),
-                ChatEvent::Answer(AnswerEvent::CallEnd { .. }) => self.close(is_cut, out),
+                ChatEvent::Answer(AnswerEvent::CallEnd { .. }) => self.close(false, out),
+                ChatEvent::CutCall => self.close(true, out),
                 ChatEvent::End(end) => self.end(&end, out),
             }
         }
@@ -381,17 +380,15 @@ impl Writer {
                 }
             }
             Open::Function(text) => {
-                let is_whole = is_whole(&text);
                 if let Some(OutputItem::FunctionCall { name, arguments, status: of_item, .. }) =
                     self.response.output.last_mut()
                 {
                     let done = json!({"name": name, "arguments": text});
-                    (*arguments, *of_item) = (text, if is_whole { Status::Completed } else { status });
+                    (*arguments, *of_item) = (text, status);
                     self.send_more("response.function_call_arguments.done", done, out);
                 }
             }
             Open::Custom(input) => {
-                let status = if input.is_whole() { Status::Completed } else { status };
                 let (text, rest) = input.finish();
                 if !rest.is_empty() {
                     self.send_more("response.custom_tool_call_input.delta", json!({"delta": rest}), out);

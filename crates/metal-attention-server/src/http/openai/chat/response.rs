@@ -299,8 +299,8 @@ impl Chunks for ChatChunks {
         for part in self.replies.take(index, event)? {
             let choice = ChunkChoice { index, ..Default::default() };
             let choice = match part {
-                // Streams report no log probabilities of the prompt.
-                ChatEvent::Prompt(_) => continue,
+                // Streams report no log probabilities of the prompt, and no ends of calls.
+                ChatEvent::Prompt(_) | ChatEvent::CutCall => continue,
                 ChatEvent::Answer(event) => match Delta::of(event) {
                     Some(delta) => ChunkChoice { delta, ..choice },
                     None => continue,
