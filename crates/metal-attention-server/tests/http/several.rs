@@ -270,4 +270,18 @@ fn defaults_hold_where_requests_say_nothing() {
     assert!(answers[0]["usage"]["completion_tokens"].as_u64().unwrap() <= 20);
     let text = server.post("/v1/completions", &json!({"model": "a", "prompt": super::PROMPT})).json();
     assert_eq!(text["choices"][0]["text"], ", there was a little");
+    // Answers report what held.
+    let response = server.post("/v1/responses", &json!({"model": "a", "input": "Hello"})).json();
+    assert_eq!((&response["temperature"], &response["max_output_tokens"]), (&json!(0.0), &json!(20)));
+    let unlimited = json!({"model": "a", "input": "Hello", "temperature": 0.5, "max_output_tokens": -1, "stop": "."});
+    let response = server.post("/v1/responses", &unlimited).json();
+    assert_eq!((&response["temperature"], &response["max_output_tokens"]), (&json!(0.5), &Value::Null));
+    let message = json!({"model": "a", "messages": [{"role": "user", "content": "Hello"}], "ignore_eos": true});
+    assert_eq!(server.post("/v1/messages", &message).json()["stop_reason"], "max_tokens");
+    let props = server.get("/props?model=a").json()["default_generation_settings"]["params"].clone();
+    let text = server.post("/completion", &json!({"model": "a", "prompt": super::PROMPT, "stop": ["x"]})).json();
+    for (settings, stop) in [(&props, json!([" girl"])), (&text["generation_settings"], json!(["x", " girl"]))] {
+        assert_eq!((&settings["temperature"], &settings["n_predict"]), (&json!(0.0), &json!(20)));
+        assert_eq!(settings["stop"], stop);
+    }
 }

@@ -33,13 +33,13 @@ pub async fn messages(
 ) -> Result<Response, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let generation = &request.job.generation;
-    let (stream_wanted, stop, max_tokens) = (generation.stream, generation.stop.clone(), generation.max_tokens);
+    let (stream_wanted, stop) = (generation.stream, generation.stop.clone());
     let omits_thoughts = request.omits_thoughts;
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
     let mut notes = chat.notes;
     let name = model.answer_name(&mut notes);
-    let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, max_tokens, omits_thoughts };
+    let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, omits_thoughts };
     let mut texts = Texts::new(app, model, chat.events);
     let mut replies = chat.replies;
     if stream_wanted {

@@ -111,8 +111,6 @@ pub struct MessageWriter {
     pub n_prompt: usize,
     /// The strings that the request has end the message.
     pub stop: Vec<String>,
-    /// Most tokens that the request wants.
-    pub max_tokens: Option<usize>,
     /// The message leaves out its thoughts.
     pub omits_thoughts: bool,
 }
@@ -140,20 +138,19 @@ impl MessageWriter {
 
     /// Why the message ended, and what it took.
     pub fn ended(&self, end: &ChatEnd) -> (Stop, Usage) {
-        let n_generated = end.usage.generated_tokens;
         let (stop_reason, stop_sequence) = match &end.reason {
             EndReason::StopString(string) if self.stop.contains(string) => ("stop_sequence", Some(string.clone())),
             // A string of the template's own ends the model's turn.
             EndReason::End | EndReason::StopString(_) => ("end_turn", None),
             EndReason::Calls => ("tool_use", None),
-            EndReason::Length if self.max_tokens.is_some_and(|most| n_generated >= most) => ("max_tokens", None),
-            EndReason::Length => ("model_context_window_exceeded", None),
+            EndReason::Length => ("max_tokens", None),
+            EndReason::ContextFull => ("model_context_window_exceeded", None),
         };
         let usage = Usage {
             input_tokens: end.usage.prompt_tokens - end.usage.cached_tokens,
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: end.usage.cached_tokens,
-            output_tokens: n_generated,
+            output_tokens: end.usage.generated_tokens,
             output_tokens_details: end.reasoning_tokens.map(|thinking_tokens| OutputDetails { thinking_tokens }),
         };
         (Stop { stop_reason: Some(stop_reason), stop_sequence }, usage)
@@ -198,11 +195,11 @@ mod tests {
     use super::*;
 
     fn writer(omits_thoughts: bool) -> MessageWriter {
-        MessageWriter { model: "m".into(), n_prompt: 9, stop: vec!["STOP".into()], max_tokens: Some(5), omits_thoughts }
+        MessageWriter { model: "m".into(), n_prompt: 9, stop: vec!["STOP".into()], omits_thoughts }
     }
 
-    fn end(reason: EndReason, generated_tokens: usize) -> ChatEnd {
-        let usage = TextUsage { prompt_tokens: 9, cached_tokens: 7, generated_tokens };
+    fn end(reason: EndReason) -> ChatEnd {
+        let usage = TextUsage { prompt_tokens: 9, cached_tokens: 7, generated_tokens: 4 };
         ChatEnd { reason, usage, reasoning_tokens: Some(2), timings: RequestTimings::default() }
     }
 
@@ -220,7 +217,7 @@ mod tests {
             end: Some(end),
             ..Default::default()
         };
-        let message = |omits| serde_json::to_value(writer(omits).message(answer(end(EndReason::Calls, 4)))).unwrap();
+        let message = |omits| serde_json::to_value(writer(omits).message(answer(end(EndReason::Calls)))).unwrap();
         let whole = message(false);
         assert!(whole["id"].as_str().unwrap().starts_with("msg_"));
         let mut expected = json!({"id": whole["id"], "type": "message", "role": "assistant", "model": "m",
@@ -241,15 +238,15 @@ mod tests {
 
     #[test]
     fn reasons_are_those_of_the_request() {
-        let reason = |reason, n| {
-            let (Stop { stop_reason, stop_sequence }, _) = writer(false).ended(&end(reason, n));
+        let reason = |reason| {
+            let (Stop { stop_reason, stop_sequence }, _) = writer(false).ended(&end(reason));
             (stop_reason.unwrap(), stop_sequence)
         };
-        assert_eq!(reason(EndReason::End, 4), ("end_turn", None));
-        assert_eq!(reason(EndReason::StopString("STOP".into()), 4), ("stop_sequence", Some("STOP".into())));
-        assert_eq!(reason(EndReason::StopString("\nUser:".into()), 4), ("end_turn", None));
-        assert_eq!(reason(EndReason::Length, 5), ("max_tokens", None));
-        assert_eq!(reason(EndReason::Length, 4), ("model_context_window_exceeded", None));
+        assert_eq!(reason(EndReason::End), ("end_turn", None));
+        assert_eq!(reason(EndReason::StopString("STOP".into())), ("stop_sequence", Some("STOP".into())));
+        assert_eq!(reason(EndReason::StopString("\nUser:".into())), ("end_turn", None));
+        assert_eq!(reason(EndReason::Length), ("max_tokens", None));
+        assert_eq!(reason(EndReason::ContextFull), ("model_context_window_exceeded", None));
     }
 
     #[test]

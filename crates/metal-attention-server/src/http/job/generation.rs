@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, Request};
 
 use super::logit_bias::LogitBias;
@@ -75,6 +76,25 @@ impl Default for Generation {
 }
 
 impl Generation {
+    /// How tokens of `model` are chosen: as the request says, else as the model's defaults do.
+    pub fn sampling(&self, model: &ModelLease) -> Result<SamplerOptions, ApiError> {
+        let mut sampling = model.default_sampling()?;
+        self.sampling.apply(&mut sampling)?;
+        Ok(sampling)
+    }
+
+    /// Most tokens of a text of `model`; `None`: up to the text's end, or the context's.
+    pub fn max_tokens(&self, model: &ModelLease) -> Option<usize> {
+        let max_tokens = self.max_tokens.or(model.defaults().max_tokens).or(self.default_max_tokens);
+        max_tokens.filter(|&n| n < usize::MAX)
+    }
+
+    /// Tokens that a prompt may have where the answer needs room for all that it may take, or for half of the context.
+    pub fn prompt_room(&self, model: &ModelLease) -> usize {
+        let answer = model.n_ctx / 2;
+        model.n_ctx - self.max_tokens(model).map_or(answer, |n| n.min(answer))
+    }
+
     /// The scheduler's request for text number `choice` after `prompt`. `stop` are all strings that end it.
     pub fn request(
         &self,
@@ -86,8 +106,7 @@ impl Generation {
         choice: u32,
     ) -> Result<Request, ApiError> {
         check("n", self.n, 1..=MAX_CHOICES)?;
-        let mut sampling = model.default_sampling()?;
-        self.sampling.apply(&mut sampling)?;
+        let mut sampling = self.sampling(model)?;
         sampling.seed = self.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
         let n_vocab = model.n_vocab();
         Ok(Request {
@@ -111,11 +130,6 @@ impl Generation {
             deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
             whole: !self.stream,
         })
-    }
-
-    /// Most tokens to generate; `None`: up to the text's end, or the context's.
-    pub fn max_tokens(&self, model: &ModelLease) -> Option<usize> {
-        self.max_tokens.or(model.defaults().max_tokens).or(self.default_max_tokens)
     }
 
     /// The strings that end a text of `model`: the request's, the model's, and `more` of them.

@@ -45,8 +45,10 @@ pub enum EndReason {
     Calls,
     /// This stop string.
     StopString(String),
-    /// As many tokens as were asked for, or as the context has room for.
+    /// It has as many tokens as the request allows.
     Length,
+    /// The context is full.
+    ContextFull,
 }
 
 impl EndReason {
@@ -55,9 +57,18 @@ impl EndReason {
         match reason {
             FinishReason::EndOfText => Ok(Self::End),
             FinishReason::StopString => Ok(Self::StopString(stop_string.unwrap_or_default())),
-            FinishReason::Length | FinishReason::ContextFull => Ok(Self::Length),
+            FinishReason::Length => Ok(Self::Length),
+            FinishReason::ContextFull => Ok(Self::ContextFull),
             FinishReason::Deadline => Err(ApiError::deadline()),
             FinishReason::Cancelled => Err(ApiError::shutting_down()),
+        }
+    }
+
+    /// Whether the answer was cut off.
+    pub fn is_cut(&self) -> bool {
+        match self {
+            Self::End | Self::Calls | Self::StopString(_) => false,
+            Self::Length | Self::ContextFull => true,
         }
     }
 }
@@ -129,8 +140,8 @@ impl Replies {
                 let events = reply.parser.push(&text);
                 let mut parts = reply.hand_out(events, false);
                 let rest = reply.parser.finish();
-                parts.extend(reply.hand_out(rest, reason == EndReason::Length));
-                let calls = reply.parser.n_calls() > 0 && reason != EndReason::Length;
+                parts.extend(reply.hand_out(rest, reason.is_cut()));
+                let calls = reply.parser.n_calls() > 0 && !reason.is_cut();
                 let reason = if calls { EndReason::Calls } else { reason };
                 let reasoning_tokens = reply.reasoning_tokens;
                 parts.push(ChatEvent::End(ChatEnd { reason, usage, reasoning_tokens, timings }));
@@ -181,6 +192,7 @@ mod tests {
         let whole = "<tool_call>{\"name\": \"now\", \"arguments\": {}}";
         let cut = "</tool_call><tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"C";
         assert_eq!(ends(&[whole, cut], FinishReason::Length), ["call 0", "cut call", "Length"]);
+        assert_eq!(ends(&[cut], FinishReason::ContextFull), ["cut call", "ContextFull"]);
         assert_eq!(ends(&[whole], FinishReason::Length), ["call 0", "Length"]);
         // The model itself ended within the call.
         assert_eq!(ends(&[whole, cut], FinishReason::EndOfText), ["call 0", "call 1", "Calls"]);

@@ -11,8 +11,9 @@ use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::fill_in;
 use crate::http::job::form::FormFields;
+use crate::http::job::generation::Generation;
 use crate::http::job::sampling::SamplingFields;
-use crate::http::models::Loaded;
+use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::{ApiError, App, openapi, prepare};
 
@@ -69,7 +70,7 @@ pub async fn infill(
     let is_stream = request.text.generation.stream;
     let lease = model.clone();
     let submit = move |app: &App, request: &InfillRequest| {
-        let (ids, truncated) = request.own.prompt(&lease, request.text.generation.max_tokens)?;
+        let (ids, truncated) = request.own.prompt(&lease, &request.text.generation)?;
         request.text.submit(app, &lease, client, vec![CutPrompt { ids: ids.into(), truncated }])
     };
     let submitted = prepare(&app, request, submit).await?;
@@ -77,9 +78,9 @@ pub async fn infill(
 }
 
 impl InfillFields {
-    /// The prompt's token ids, and whether something was cut off so that the answer's `max_tokens` have room, or half of the
-    /// context.
-    fn prompt(&self, model: &Loaded, max_tokens: Option<usize>) -> Result<(Vec<u32>, bool), ApiError> {
+    /// The prompt's token ids, and whether something was cut off so that the answer has room: all that it may take, or half
+    /// of the context.
+    fn prompt(&self, model: &ModelLease, generation: &Generation) -> Result<(Vec<u32>, bool), ApiError> {
         /// BOS and the three marks.
         const MARKS: usize = 4;
         let tokens = fill_in::tokens(model)?;
@@ -103,8 +104,7 @@ impl InfillFields {
             context.extend(fill_in::encode(model, "filename\n", "input_extra")?);
         }
         let all = before.len() + after.len() + context.len();
-        let answer = max_tokens.unwrap_or(usize::MAX).min(model.n_ctx / 2);
-        let room = model.n_ctx.saturating_sub(answer + MARKS);
+        let room = generation.prompt_room(model).saturating_sub(MARKS);
         let left = fill_in::fit(&mut before, &mut after, room);
         context.drain(..context.len().saturating_sub(left));
         let truncated = before.len() + after.len() + context.len() < all;

@@ -1,7 +1,10 @@
 //! `/props`: what the server and its model are like.
 
+use std::sync::Arc;
+
 use axum::extract::{FromRequestParts, Query, State};
 use axum::http::request::Parts;
+use metal_attention::scheduler::Client;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -104,13 +107,13 @@ struct Modalities {
         (status = 503, description = "The model is loading, or the server shuts down", body = ErrorBody)))]
 pub async fn props(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Props>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
+    let defaults = Generation::default();
+    let stop = defaults.stop(&model, &[]);
+    let defaults = defaults.request(&app, &model, Client::Unknown, &Arc::default(), &stop, 0)?;
     let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.token_text(id)).unwrap_or_default().to_owned();
     let version = env!("CARGO_PKG_VERSION");
     Ok(axum::Json(Props {
-        default_generation_settings: DefaultSettings {
-            n_ctx: model.n_ctx,
-            params: settings(&model.default_sampling()?, &Generation::default()),
-        },
+        default_generation_settings: DefaultSettings { n_ctx: model.n_ctx, params: settings(&defaults) },
         total_slots: model.scheduler.n_slots(),
         model_alias: model.main_name().to_owned(),
         model_path: model.path().map(|path| path.display().to_string()).unwrap_or_default(),

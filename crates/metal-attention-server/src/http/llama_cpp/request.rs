@@ -108,7 +108,7 @@ impl TextRequest {
         for CutPrompt { ids, truncated } in prompts {
             for choice in 0..generation.n {
                 let mut request = generation.request(app, model, client, &ids, &stop, choice)?;
-                let settings = settings(&request.sampling, generation);
+                let settings = settings(&request);
                 request.constraint = grammar.clone().map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
                 events.push(model.scheduler.submit(request)?);
                 texts.push(WrittenText::new(Arc::clone(&ids), truncated, settings));

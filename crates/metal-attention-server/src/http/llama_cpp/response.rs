@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{Event, FinishReason, RequestTimings, TokenLogprobs, Usage};
+use metal_attention::scheduler::{Event, RequestTimings, TokenLogprobs, Usage};
 use metal_attention::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -249,18 +249,17 @@ impl CompletionWriter {
             }
             Event::Done { reason, text: content, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                 let part = text.part(i, content);
-                let is_full = reason == FinishReason::ContextFull;
                 let reason = EndReason::of_text(reason, stop_string)?;
                 let end = CompletionEnd {
                     model: self.model.clone(),
                     generation_settings: std::mem::take(&mut text.settings),
                     prompt: self.tokenizer.decode(&text.prompt, true),
                     has_new_line: text.has_new_line,
-                    truncated: text.truncated || is_full,
+                    truncated: text.truncated || reason == EndReason::ContextFull,
                     stop_type: stop_type(&reason),
                     stopping_word: match reason {
                         EndReason::StopString(word) => word,
-                        EndReason::End | EndReason::Calls | EndReason::Length => String::new(),
+                        EndReason::End | EndReason::Calls | EndReason::Length | EndReason::ContextFull => String::new(),
                     },
                     tokens_cached: usage.cached_tokens,
                     timings: Timings::new(usage, timings),
@@ -334,7 +333,7 @@ fn stop_type(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::End | EndReason::Calls => "eos",
         EndReason::StopString(_) => "word",
-        EndReason::Length => "limit",
+        EndReason::Length | EndReason::ContextFull => "limit",
     }
 }
 

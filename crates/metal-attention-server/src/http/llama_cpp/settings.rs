@@ -1,15 +1,15 @@
 //! How a text is generated, under llama.cpp's names.
 
 use metal_attention::sampling::{NumberOption, SamplerOptions};
+use metal_attention::scheduler::Request;
 use serde_json::{Map, Value, json};
-
-use crate::http::job::generation::Generation;
 
 /// llama.cpp's seed that means another text each time.
 const RANDOM_SEED: u32 = u32::MAX;
 
 /// What tokens are chosen by, and when a text ends, as `generation_settings` of an answer has it.
-pub fn settings(sampling: &SamplerOptions, generation: &Generation) -> Map<String, Value> {
+pub fn settings(request: &Request) -> Map<String, Value> {
+    let sampling = &request.sampling;
     let mut settings: Map<String, Value> = NumberOption::ALL
         .iter()
         .map(|option| {
@@ -17,20 +17,20 @@ pub fn settings(sampling: &SamplerOptions, generation: &Generation) -> Map<Strin
             (name.to_owned(), number(option, sampling))
         })
         .collect();
-    let max_tokens = json!(generation.max_tokens.map_or(-1, |n| i64::try_from(n).unwrap_or(-1)));
+    let max_tokens = json!(request.max_tokens.map_or(-1, |n| i64::try_from(n).unwrap_or(-1)));
     let samplers: Vec<_> = sampling.order.iter().map(|sampler| sampler.name()).collect();
     for (name, value) in [
         ("seed", sampling.seed.map_or(json!(RANDOM_SEED), |seed| json!(seed))),
         ("samplers", json!(samplers)),
         ("dry_sequence_breakers", json!(sampling.dry_sequence_breakers)),
         ("mirostat", json!(0)),
-        ("stop", json!(generation.stop)),
+        ("stop", json!(*request.stop)),
         ("n_predict", max_tokens.clone()),
         ("max_tokens", max_tokens),
         ("n_keep", json!(0)),
-        ("ignore_eos", json!(generation.ignore_eos)),
-        ("stream", json!(generation.stream)),
-        ("n_probs", json!(generation.logprobs.unwrap_or(0))),
+        ("ignore_eos", json!(request.ignore_eos)),
+        ("stream", json!(!request.whole)),
+        ("n_probs", json!(request.logprobs.unwrap_or(0))),
         ("post_sampling_probs", json!(false)),
         ("timings_per_token", json!(false)),
         ("lora", json!([])),
@@ -57,8 +57,8 @@ mod tests {
     #[test]
     fn settings_have_the_names_of_llama_cpp() {
         let sampling = SamplerOptions { penalty_last_n: usize::MAX, temperature: 0.8, ..Default::default() };
-        let generation = Generation { max_tokens: Some(7), stop: vec!["x".into()], ..Default::default() };
-        let settings = settings(&sampling, &generation);
+        let stop = ["x".to_owned()].into();
+        let settings = settings(&Request { sampling, max_tokens: Some(7), stop, whole: true, ..Default::default() });
         for (name, value) in [
             ("temperature", json!(0.8)),
             ("repeat_last_n", json!(-1)),
@@ -68,10 +68,11 @@ mod tests {
             ("max_tokens", json!(7)),
             ("stop", json!(["x"])),
             ("n_probs", json!(0)),
+            ("stream", json!(false)),
         ] {
             assert_eq!(settings[name], value, "{name}");
         }
         assert!(!settings.contains_key("penalty_last_n"));
-        assert_eq!(super::settings(&sampling, &Generation::default())["n_predict"], -1);
+        assert_eq!(super::settings(&Request::default())["n_predict"], -1);
     }
 }

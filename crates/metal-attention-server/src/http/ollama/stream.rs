@@ -269,7 +269,7 @@ impl Reader {
     fn end(&self, reason: &EndReason, usage: Usage, timings: RequestTimings) -> End {
         let done_reason = match reason {
             EndReason::End | EndReason::Calls | EndReason::StopString(_) => "stop",
-            EndReason::Length => "length",
+            EndReason::Length | EndReason::ContextFull => "length",
         };
         End {
             done_reason,

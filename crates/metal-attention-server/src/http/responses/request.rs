@@ -272,8 +272,7 @@ impl ResponseRequest {
     /// What of the request the response repeats; `name`: the model's name.
     pub fn asked(&self, app: &App, model: &ModelLease, name: String) -> Result<Asked, ApiError> {
         let fields = &self.fields;
-        let mut sampling = model.sampling();
-        self.job.generation.sampling.apply(&mut sampling)?;
+        let sampling = self.job.generation.sampling(model)?;
         let mut text = fields.text.clone().unwrap_or_default();
         if text.get("format").is_none_or(Value::is_null) {
             text.insert("format".into(), json!({"type": "text"}));
@@ -283,7 +282,7 @@ impl ResponseRequest {
             model: name,
             background: false,
             instructions: fields.instructions.clone(),
-            max_output_tokens: self.job.generation.max_tokens,
+            max_output_tokens: self.job.generation.max_tokens(model),
             max_tool_calls: fields.max_tool_calls,
             metadata: fields.metadata.clone().unwrap_or_default(),
             parallel_tool_calls: fields.parallel_tool_calls.unwrap_or(true),

@@ -300,7 +300,7 @@ impl Writer {
     }
 
     fn end(&mut self, end: &ChatEnd, out: &mut Frames) {
-        let is_cut = end.reason == EndReason::Length;
+        let is_cut = end.reason.is_cut();
         self.close(is_cut, out);
         // An answer that says nothing is an empty message.
         let says_nothing = self.response.output.iter().all(OutputItem::is_reasoning);
@@ -318,7 +318,7 @@ impl Writer {
                 self.response.completed_at = Some(now());
                 "response.completed"
             }
-            EndReason::Length => {
+            EndReason::Length | EndReason::ContextFull => {
                 self.response.status = Status::Incomplete;
                 self.response.incomplete_details = Some(IncompleteDetails { reason: "max_output_tokens" });
                 "response.incomplete"

@@ -200,7 +200,7 @@ pub fn finish_reason(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::End | EndReason::StopString(_) => "stop",
         EndReason::Calls => "tool_calls",
-        EndReason::Length => "length",
+        EndReason::Length | EndReason::ContextFull => "length",
     }
 }
 
