@@ -31,6 +31,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The same, as Anthropic's clients read it.
 pub const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
+/// The header with the seconds that the request waited for its model to be loaded.
+pub const MODEL_LOAD_SECONDS: HeaderName = HeaderName::from_static("x-model-load-seconds");
+
 /// Names the request, counts it, and has a line in the log say how it went ([`RequestLine`]).
 pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
@@ -50,6 +53,11 @@ pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Re
             response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
         }
         response.headers_mut().insert(REQUEST_ID, id);
+    }
+    if let Some(waited) = line.model_load()
+        && let Ok(seconds) = HeaderValue::from_str(&format!("{:.2}", waited.as_secs_f64()))
+    {
+        response.headers_mut().insert(MODEL_LOAD_SECONDS, seconds);
     }
     response.headers_mut().insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     response

@@ -2,7 +2,6 @@
 //! what was cut off, which model answered.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use axum::http::HeaderValue;
 use axum::http::header::HeaderName;
@@ -20,9 +19,6 @@ pub const DROPPED_TURNS: HeaderName = HeaderName::from_static("x-dropped-turns")
 /// The name of the model that answered, where the request named another.
 pub const MODEL: HeaderName = HeaderName::from_static("x-model");
 
-/// Seconds that the request waited for its model to be loaded.
-pub const MODEL_LOAD_SECONDS: HeaderName = HeaderName::from_static("x-model-load-seconds");
-
 /// Most bytes of a header's value; a longer list ends in `...`.
 const MAX_VALUE: usize = 2048;
 
@@ -37,7 +33,6 @@ pub struct Notes {
     truncated: BTreeSet<String>,
     dropped_turns: Option<String>,
     model: Option<String>,
-    load_seconds: Option<String>,
 }
 
 impl Notes {
@@ -66,11 +61,6 @@ impl Notes {
         self.model = Some(model.into());
     }
 
-    /// The request waited this long for its model to be loaded.
-    pub fn waited_for_model(&mut self, time: Duration) {
-        self.load_seconds = Some(format!("{:.2}", time.as_secs_f64()));
-    }
-
     /// Adds what `other` says.
     pub fn extend(&mut self, other: &Self) {
         self.ignored.extend(other.ignored.iter().cloned());
@@ -78,7 +68,6 @@ impl Notes {
         self.truncated.extend(other.truncated.iter().cloned());
         self.dropped_turns = other.dropped_turns.clone().or(self.dropped_turns.take());
         self.model = other.model.clone().or(self.model.take());
-        self.load_seconds = other.load_seconds.clone().or(self.load_seconds.take());
     }
 
     /// `response` with a header for each kind of note that there is.
@@ -90,7 +79,6 @@ impl Notes {
             (TRUNCATED, list(&self.truncated)),
             (DROPPED_TURNS, list(&self.dropped_turns)),
             (MODEL, list(&self.model)),
-            (MODEL_LOAD_SECONDS, list(&self.load_seconds)),
         ] {
             headers.extend(value.map(|value| (name, value)));
         }

@@ -32,6 +32,8 @@ pub struct RequestLine {
 struct SoFar {
     /// The status, once the head of the answer is there.
     status: Option<u16>,
+    /// How long it waited for its model to be loaded.
+    model_load: Option<Duration>,
     /// Tokens of the prompts, those of them that were in the KV cache, and tokens generated.
     tokens: Option<(usize, usize, usize)>,
     /// From a text's submission to its first token, and to its last one: of the texts the first, and the last.
@@ -63,6 +65,16 @@ impl RequestLine {
     /// The head of the answer has this status.
     pub fn status(&self, status: u16) {
         self.so_far().status = Some(status);
+    }
+
+    /// The request waited this long for its model to be loaded.
+    pub fn waited_for_model(&self, time: Duration) {
+        self.so_far().model_load = Some(time);
+    }
+
+    /// How long the request waited for its model to be loaded; `None`: it was loaded.
+    pub fn model_load(&self) -> Option<Duration> {
+        self.so_far().model_load
     }
 
     /// The request had so many tokens in all its texts, and none are generated.

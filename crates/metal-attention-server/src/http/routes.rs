@@ -138,7 +138,7 @@ fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
                 notes::TRUNCATED,
                 notes::DROPPED_TURNS,
                 notes::MODEL,
-                notes::MODEL_LOAD_SECONDS,
+                guard::MODEL_LOAD_SECONDS,
                 guard::REQUEST_ID,
                 guard::ANTHROPIC_REQUEST_ID,
             ]);

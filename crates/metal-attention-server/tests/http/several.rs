@@ -119,6 +119,21 @@ fn models_are_loaded_when_requests_name_them() {
     let answer = server.post("/v1/completions", &completion("a"));
     assert!(answer.headers.contains("x-model-load-seconds: 0."), "{}", answer.headers);
     assert!(!answer.headers.contains("x-model: "), "{}", answer.headers);
+    // Every path says so that waits for a model, also where what it answers is an error.
+    for (path, mut body) in [
+        ("/v1/messages", json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1})),
+        ("/v1/embeddings", json!({"input": "Hello"})),
+        ("/api/generate", json!({"prompt": "Hello", "stream": false, "options": {"num_predict": 1}})),
+        ("/tokenize", json!({"content": "Hello"})),
+        ("/v1/rerank", json!({"query": "Hello", "documents": ["Hello"]})),
+    ] {
+        let (server, _) = Cast::new(&[("a", 100)]).serve();
+        body["model"] = "a".into();
+        for waits in [true, false] {
+            let answer = server.post(path, &body);
+            assert_eq!(answer.headers.contains("x-model-load-seconds: 0."), waits, "{path}: {}", answer.headers);
+        }
+    }
     // Without a name it is the first one.
     let answer = server.post("/v1/completions", &json!({"prompt": super::PROMPT, "max_tokens": 1}));
     assert_eq!((answer.status, &answer.json()["model"]), (200, &json!("a")));

@@ -13,6 +13,7 @@ use super::residency::Held;
 use super::source::ModelDefaults;
 use crate::http::ApiError;
 use crate::http::notes::Notes;
+use crate::http::request_line::RequestLine;
 
 /// A model in use by a request. It stays loaded as long as this or a clone of it lives.
 #[derive(Clone)]
@@ -34,6 +35,9 @@ impl Deref for ModelLease {
 
 impl ModelLease {
     pub(super) fn new(models: Arc<Models>, entry: Arc<Entry>, held: Held, asked: Option<&str>) -> Self {
+        if let (Some(waited), Some(line)) = (held.waited, RequestLine::current()) {
+            line.waited_for_model(waited);
+        }
         Self { models, entry, held: Arc::new(held), asked: asked.unwrap_or_default().into() }
     }
 
@@ -43,11 +47,8 @@ impl ModelLease {
     }
 
     /// The name that an answer has: the request's, else the model's own. `notes` say which model it is where the request
-    /// has a name that is not the model's, and how long the request waited for the model to load.
+    /// has a name that is not the model's.
     pub fn answer_name(&self, notes: &mut Notes) -> String {
-        if let Some(waited) = self.held.waited {
-            notes.waited_for_model(waited);
-        }
         if self.asked.is_empty() {
             return self.main_name().to_owned();
         }
