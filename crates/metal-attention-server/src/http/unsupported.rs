@@ -13,15 +13,6 @@ use super::ApiError;
 use super::body::Object;
 use super::notes::Notes;
 
-/// What a dialect does with a field that it does not use.
-#[derive(Clone, Copy)]
-pub enum Unused {
-    /// The request is refused where the field asks for something.
-    Refused(&'static RefusedField),
-    /// The field is passed over, and named in `x-ignored` where it asks for something.
-    Ignored,
-}
-
 /// A field that is refused.
 #[derive(Debug, PartialEq)]
 pub struct RefusedField {
@@ -31,6 +22,11 @@ pub struct RefusedField {
     pub neutral: &'static [Neutral],
     /// What to do instead.
     pub instead: &'static str,
+}
+
+/// A row of a dialect's table of fields that are refused.
+pub const fn refused(name: &'static str, neutral: &'static [Neutral], instead: &'static str) -> RefusedField {
+    RefusedField { name, neutral, instead }
 }
 
 /// A value that asks for nothing.
@@ -48,20 +44,23 @@ pub enum Neutral {
 
 use Neutral::{Negative, Number, True, Word};
 
-/// Refuses a request that asks for something by a field that `unused` refuses. Notes the fields that are passed over.
-/// `unused` knows a dialect's fields by their names; it says nothing of those that are used, or unknown.
-pub fn check(object: &Object<'_>, unused: impl Fn(&str) -> Option<Unused>) -> Result<Notes, ApiError> {
+/// Refuses a request that asks for something by one of the fields `refused`, and notes those of `ignored` by which it does.
+pub fn check<'a>(
+    object: &Object<'_>,
+    refused: impl Iterator<Item = &'a RefusedField> + Clone,
+    ignored: &[&str],
+) -> Result<Notes, ApiError> {
     let mut notes = Notes::default();
     // What is no value is for those to say who read it.
     let asks = |value, neutral| Asks(neutral).deserialize(value).unwrap_or(false);
     for (name, value) in object.fields() {
-        match unused(name) {
-            Some(Unused::Refused(field)) if asks(value, field.neutral) => {
+        if let Some(field) = refused.clone().find(|field| field.name == name) {
+            if asks(value, field.neutral) {
                 let message = format!("{name} is not supported: {}", field.instead);
                 return Err(ApiError::field(name, message).with_code("unsupported_parameter"));
             }
-            Some(Unused::Ignored) if asks(value, &[]) => notes.ignored(name),
-            Some(Unused::Refused(_) | Unused::Ignored) | None => {}
+        } else if ignored.contains(&name) && asks(value, &[]) {
+            notes.ignored(name);
         }
     }
     Ok(notes)

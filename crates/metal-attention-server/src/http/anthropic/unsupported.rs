@@ -3,30 +3,26 @@
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::notes::Notes;
-use crate::http::unsupported::{self, Neutral, RefusedField, Unused};
+use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
 use Neutral::Number;
 
-const fn field(name: &'static str, neutral: &'static [Neutral], instead: &'static str) -> RefusedField {
-    RefusedField { name, neutral, instead }
-}
-
 /// All fields that are refused.
 #[rustfmt::skip]
-const FIELDS: &[RefusedField] = &[
-    field("mcp_servers", &[], "give the tools of MCP servers in tools, and call them yourself"),
-    field("container", &[], "nothing is run here"),
+const REFUSED: &[RefusedField] = &[
+    refused("mcp_servers", &[], "give the tools of MCP servers in tools, and call them yourself"),
+    refused("container", &[], "nothing is run here"),
     // Those of OpenAI's interface.
-    field("max_completion_tokens", &[], "use max_tokens"),
-    field("max_output_tokens", &[], "use max_tokens"),
-    field("stop", &[], "use stop_sequences"),
-    field("response_format", &[Neutral::Word("text")], "use output_config.format"),
-    field("n", &[Number(1.0)], "send the request several times"),
-    field("logprobs", &[], "use /v1/chat/completions"),
-    field("logit_bias", &[], "use /v1/chat/completions"),
-    field("functions", &[], "use tools"),
-    field("prompt", &[], "use messages"),
-    field("input", &[], "use messages"),
+    refused("max_completion_tokens", &[], "use max_tokens"),
+    refused("max_output_tokens", &[], "use max_tokens"),
+    refused("stop", &[], "use stop_sequences"),
+    refused("response_format", &[Neutral::Word("text")], "use output_config.format"),
+    refused("n", &[Number(1.0)], "send the request several times"),
+    refused("logprobs", &[], "use /v1/chat/completions"),
+    refused("logit_bias", &[], "use /v1/chat/completions"),
+    refused("functions", &[], "use tools"),
+    refused("prompt", &[], "use messages"),
+    refused("input", &[], "use messages"),
 ];
 
 /// Fields that change no text. They are passed over, and named in the answer's header `x-ignored` where they ask for something.
@@ -40,9 +36,5 @@ const IGNORED: &[&str] = &[
 
 /// Refuses a request that asks for something this server cannot do. Notes the fields that are passed over.
 pub fn check(object: &Object<'_>) -> Result<Notes, ApiError> {
-    unsupported::check(object, |name| {
-        let field = FIELDS.iter().find(|field| field.name == name);
-        let ignored = || IGNORED.contains(&name).then_some(Unused::Ignored);
-        field.map(Unused::Refused).or_else(ignored)
-    })
+    unsupported::check(object, REFUSED.iter(), IGNORED)
 }

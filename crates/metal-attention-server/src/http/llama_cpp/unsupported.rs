@@ -3,33 +3,29 @@
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::notes::Notes;
-use crate::http::unsupported::{self, Neutral, RefusedField, Unused};
+use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
 use Neutral::{Negative, Number};
 
 const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
 const NO_PICTURES: &str = "this model sees no pictures: text is all that is read";
 
-const fn field(name: &'static str, neutral: &'static [Neutral], instead: &'static str) -> RefusedField {
-    RefusedField { name, neutral, instead }
-}
-
 /// The fields that are refused.
 #[rustfmt::skip]
 const REFUSED: &[RefusedField] = &[
     // How tokens are chosen.
-    field("mirostat", &[Number(0.0)], SAMPLING),
-    field("adaptive_target", &[Negative], SAMPLING),
-    field("grammar_lazy", &[], "a grammar holds from the text's beginning"),
-    field("grammar_triggers", &[], "a grammar holds from the text's beginning"),
-    field("lora", &[], "start the server with a model that has the adapter merged"),
+    refused("mirostat", &[Number(0.0)], SAMPLING),
+    refused("adaptive_target", &[Negative], SAMPLING),
+    refused("grammar_lazy", &[], "a grammar holds from the text's beginning"),
+    refused("grammar_triggers", &[], "a grammar holds from the text's beginning"),
+    refused("lora", &[], "start the server with a model that has the adapter merged"),
     // What the prompt is.
-    field("image_data", &[], NO_PICTURES),
-    field("multimodal_data", &[], NO_PICTURES),
+    refused("image_data", &[], NO_PICTURES),
+    refused("multimodal_data", &[], NO_PICTURES),
     // What belongs to other paths.
-    field("suffix", &[], "use input_prefix and input_suffix at /infill"),
-    field("messages", &[], "use /v1/chat/completions, or /apply-template and then /completion"),
-    field("tools", &[], "use /v1/chat/completions"),
+    refused("suffix", &[], "use input_prefix and input_suffix at /infill"),
+    refused("messages", &[], "use /v1/chat/completions, or /apply-template and then /completion"),
+    refused("tools", &[], "use /v1/chat/completions"),
 ];
 
 /// Fields that change no text, or that this server has no use for. Prompts' beginnings are always kept and shared
@@ -47,8 +43,5 @@ const IGNORED: &[&str] = &[
 
 /// Refuses a request that asks for something this server cannot do. Notes the fields that are passed over.
 pub fn check(object: &Object<'_>) -> Result<Notes, ApiError> {
-    unsupported::check(object, |name| match REFUSED.iter().find(|field| field.name == name) {
-        Some(field) => Some(Unused::Refused(field)),
-        None => IGNORED.contains(&name).then_some(Unused::Ignored),
-    })
+    unsupported::check(object, REFUSED.iter(), IGNORED)
 }

@@ -17,17 +17,13 @@ use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::thinking::ThinkingRequest;
 use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
-use crate::http::unsupported::{self, RefusedField, Unused};
+use crate::http::unsupported::{self, RefusedField, refused};
 
 /// Fields that are refused, besides pictures in messages.
 const REFUSED: &[RefusedField] = &[
-    RefusedField {
-        name: "template",
-        neutral: &[],
-        instead: "the model's own template is used; raw takes a prompt as it is",
-    },
-    RefusedField { name: "images", neutral: &[], instead: NO_PICTURES },
-    RefusedField { name: "_debug_render_only", neutral: &[], instead: "use /apply-template" },
+    refused("template", &[], "the model's own template is used; raw takes a prompt as it is"),
+    refused("images", &[], NO_PICTURES),
+    refused("_debug_render_only", &[], "use /apply-template"),
 ];
 
 /// Why pictures are refused.
@@ -106,11 +102,8 @@ enum Think {
 impl OllamaFields {
     /// Reads the fields, and notes those that have no effect.
     pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
-        let mut notes = unsupported::check(object, |name| match name {
-            // The context never shifts: an answer that fills it ends.
-            "shift" => Some(Unused::Ignored),
-            name => REFUSED.iter().find(|field| field.name == name).map(Unused::Refused),
-        })?;
+        // The context never shifts: an answer that fills it ends.
+        let mut notes = unsupported::check(object, REFUSED.iter(), &["shift"])?;
         let options = Options::read(object.get("options"))?;
         notes.extend(&options.notes);
         let fields: Self = object.parse()?;

@@ -16,24 +16,20 @@ use crate::http::answer::{Framing, line, streamed};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::models::{ModelDefaults, PullProgress};
 use crate::http::notes::Notes;
-use crate::http::unsupported::{self, RefusedField, Unused};
+use crate::http::unsupported::{self, RefusedField, refused};
 use crate::http::{ApiError, App, apart};
 
 /// Fields of `/api/create` that are refused.
 const REFUSED: &[RefusedField] = &[
-    refused("template", "the model's own template is used"),
-    refused("files", "put the file where the server finds its models (--models-dir), or pull it"),
-    refused("adapters", "leave them out"),
-    refused("messages", "put them into the requests"),
-    refused("quantize", "use metal-attention quantize"),
-    refused("quantization", "use metal-attention quantize"),
-    refused("modelfile", "use from, system and parameters"),
-    refused("path", "use from, system and parameters"),
+    refused("template", &[], "the model's own template is used"),
+    refused("files", &[], "put the file where the server finds its models (--models-dir), or pull it"),
+    refused("adapters", &[], "leave them out"),
+    refused("messages", &[], "put them into the requests"),
+    refused("quantize", &[], "use metal-attention quantize"),
+    refused("quantization", &[], "use metal-attention quantize"),
+    refused("modelfile", &[], "use from, system and parameters"),
+    refused("path", &[], "use from, system and parameters"),
 ];
-
-const fn refused(name: &'static str, instead: &'static str) -> RefusedField {
-    RefusedField { name, neutral: &[], instead }
-}
 
 /// How far something is that takes a while.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -106,10 +102,7 @@ pub struct CreateRequest {
 
 impl FromJson for CreateRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let mut notes = unsupported::check(object, |name| match name {
-            "license" | "renderer" | "parser" => Some(Unused::Ignored),
-            name => REFUSED.iter().find(|field| field.name == name).map(Unused::Refused),
-        })?;
+        let mut notes = unsupported::check(object, REFUSED.iter(), &["license", "renderer", "parser"])?;
         let fields: CreateFields = object.parse()?;
         let parameters = Options::read(object.get("parameters"))?;
         notes.extend(&parameters.notes);

@@ -15,14 +15,11 @@ use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
 use crate::http::models::Loaded;
 use crate::http::notes::Notes;
-use crate::http::unsupported::{self, Neutral, RefusedField, Unused};
+use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
 /// Options that would change the text and that this server does not have.
-const REFUSED: &[RefusedField] = &[RefusedField {
-    name: "mirostat",
-    neutral: &[Neutral::Number(0.0)],
-    instead: "use temperature, top_p, top_k and min_p",
-}];
+const REFUSED: &[RefusedField] =
+    &[refused("mirostat", &[Neutral::Number(0.0)], "use temperature, top_p, top_k and min_p")];
 
 /// Options that change no text here: how a model is loaded, which is the server's matter, and parts of samplers that are
 /// refused or that ollama has no longer.
@@ -45,12 +42,6 @@ const IGNORED: &[&str] = &[
     "mirostat_tau",
     "mirostat_eta",
 ];
-
-/// What becomes of an option that is not used.
-fn unused(name: &str) -> Option<Unused> {
-    let refused = REFUSED.iter().find(|field| field.name == name).map(Unused::Refused);
-    refused.or_else(|| IGNORED.contains(&name).then_some(Unused::Ignored))
-}
 
 /// How a text is generated, as far as a request says.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -86,7 +77,7 @@ impl Options {
             return Err(ApiError::field("options", "options must be an object"));
         }
         let object = Object::split(value.get().as_bytes())?;
-        let mut notes = unsupported::check(&object, unused)?;
+        let mut notes = unsupported::check(&object, REFUSED.iter(), IGNORED)?;
         let sampling: SamplingFields = object.parse()?;
         sampling.note(&mut notes);
         let OptionFields { seed, num_predict, num_ctx, stop } = object.parse()?;

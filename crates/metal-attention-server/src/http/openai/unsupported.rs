@@ -3,7 +3,7 @@
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::notes::Notes;
-use crate::http::unsupported::{self, Neutral, RefusedField, Unused};
+use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
 /// The kinds of requests that generate, embed or rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
 const PENALTIES: &str = "use presence_penalty, frequency_penalty or repeat_penalty";
 
 const fn field(name: &'static str, at: &'static [Endpoint], neutral: &'static [Neutral], instead: &'static str) -> Row {
-    Row { field: RefusedField { name, neutral, instead }, at }
+    Row { field: refused(name, neutral, instead), at }
 }
 
 /// All fields that are refused.
@@ -173,11 +173,8 @@ const IGNORED: &[&str] = &[
 
 /// Refuses a request to `endpoint` that asks for something this server cannot do. Notes the fields that are passed over.
 pub fn check(endpoint: Endpoint, object: &Object<'_>) -> Result<Notes, ApiError> {
-    unsupported::check(object, |name| {
-        let row = FIELDS.iter().find(|row| row.field.name == name && row.at.contains(&endpoint));
-        let ignored = || IGNORED.contains(&name).then_some(Unused::Ignored);
-        row.map(|row| Unused::Refused(&row.field)).or_else(ignored)
-    })
+    let refused = FIELDS.iter().filter(|row| row.at.contains(&endpoint)).map(|row| &row.field);
+    unsupported::check(object, refused, IGNORED)
 }
 
 #[cfg(test)]

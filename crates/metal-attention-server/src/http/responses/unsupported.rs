@@ -3,36 +3,32 @@
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::notes::Notes;
-use crate::http::unsupported::Neutral::{self, Number, Word};
-use crate::http::unsupported::{self, RefusedField, Unused};
-
-const fn field(name: &'static str, neutral: &'static [Neutral], instead: &'static str) -> RefusedField {
-    RefusedField { name, neutral, instead }
-}
+use crate::http::unsupported::Neutral::{Number, Word};
+use crate::http::unsupported::{self, RefusedField, refused};
 
 const FORMAT: &str = "use text.format with a JSON schema";
 const LEAVE_OUT: &str = "leave it out";
 
 /// All fields that are refused.
 const REFUSED: &[RefusedField] = &[
-    field("background", &[], "send the request without it, and read the stream"),
-    field("conversation", &[], "use previous_response_id, or send the items in input"),
-    field("prompt", &[], "put the prompt's text into instructions or input"),
-    field("context_management", &[], "this server compacts no conversations: send a shorter one"),
-    field("moderation", &[], LEAVE_OUT),
-    field("n", &[Number(1.0)], "send the request several times"),
-    field("best_of", &[Number(1.0)], LEAVE_OUT),
-    field("prompt_logprobs", &[], "use /v1/chat/completions"),
-    field("response_format", &[Word("text")], FORMAT),
-    field("grammar", &[], "use a custom tool with a grammar, and tool_choice"),
-    field("guided_json", &[], FORMAT),
-    field("guided_regex", &[], "use a custom tool with a grammar, and tool_choice"),
-    field("guided_choice", &[], "use text.format with a JSON schema that has an enum"),
-    field("guided_grammar", &[], "use a custom tool with a grammar, and tool_choice"),
-    field("structured_outputs", &[], FORMAT),
-    field("modalities", &[Word("text")], "text is all that is written"),
-    field("audio", &[], "text is all that is written"),
-    field("messages", &[], "send the conversation in input, or use /v1/chat/completions"),
+    refused("background", &[], "send the request without it, and read the stream"),
+    refused("conversation", &[], "use previous_response_id, or send the items in input"),
+    refused("prompt", &[], "put the prompt's text into instructions or input"),
+    refused("context_management", &[], "this server compacts no conversations: send a shorter one"),
+    refused("moderation", &[], LEAVE_OUT),
+    refused("n", &[Number(1.0)], "send the request several times"),
+    refused("best_of", &[Number(1.0)], LEAVE_OUT),
+    refused("prompt_logprobs", &[], "use /v1/chat/completions"),
+    refused("response_format", &[Word("text")], FORMAT),
+    refused("grammar", &[], "use a custom tool with a grammar, and tool_choice"),
+    refused("guided_json", &[], FORMAT),
+    refused("guided_regex", &[], "use a custom tool with a grammar, and tool_choice"),
+    refused("guided_choice", &[], "use text.format with a JSON schema that has an enum"),
+    refused("guided_grammar", &[], "use a custom tool with a grammar, and tool_choice"),
+    refused("structured_outputs", &[], FORMAT),
+    refused("modalities", &[Word("text")], "text is all that is written"),
+    refused("audio", &[], "text is all that is written"),
+    refused("messages", &[], "send the conversation in input, or use /v1/chat/completions"),
 ];
 
 /// Fields that change no text. They are passed over, and named in the answer's header `x-ignored` where they ask for something.
@@ -44,10 +40,7 @@ const IGNORED: &[&str] = &[
 
 /// Refuses a request that asks for something this server cannot do. Notes the fields that are passed over.
 pub fn check(object: &Object<'_>) -> Result<Notes, ApiError> {
-    unsupported::check(object, |name| {
-        let refused = REFUSED.iter().find(|field| field.name == name);
-        refused.map(Unused::Refused).or_else(|| IGNORED.contains(&name).then_some(Unused::Ignored))
-    })
+    unsupported::check(object, REFUSED.iter(), IGNORED)
 }
 
 #[cfg(test)]
