@@ -108,19 +108,18 @@ impl Generation {
         check("n", self.n, 1..=MAX_CHOICES)?;
         let mut sampling = self.sampling(model)?;
         sampling.seed = self.seed.map(|seed| seed.wrapping_add(u64::from(choice)));
-        let n_vocab = model.n_vocab();
         Ok(Request {
             client,
             prompt: Arc::clone(prompt),
             sampling,
             max_tokens: self.max_tokens(model),
             stop: Arc::clone(stop),
-            stop_ids: self.stop_ids(n_vocab)?,
+            stop_ids: self.stop_ids(model)?,
             ignore_eos: self.ignore_eos,
             min_tokens: self.min_tokens,
             line_end_after: self.line_end_after,
             logit_bias: match &self.logit_bias {
-                Some(bias) => bias.of_tokens(&model.tokenizer, n_vocab)?,
+                Some(bias) => bias.of_tokens(&model.tokenizer, model.n_vocab())?,
                 None => Vec::new(),
             },
             logprobs: self.logprobs,
@@ -138,16 +137,14 @@ impl Generation {
         self.stop.iter().chain(&model.defaults().stop).cloned().chain(more).collect()
     }
 
-    fn stop_ids(&self, n_vocab: usize) -> Result<Arc<[u32]>, ApiError> {
+    fn stop_ids(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
         if self.stop_ids.len() > MAX_STOP_IDS {
             let n = self.stop_ids.len();
             let message = format!("stop_token_ids has {n} tokens; at most {MAX_STOP_IDS} are allowed");
             return Err(ApiError::field("stop_token_ids", message));
         }
-        match self.stop_ids.iter().find(|&&id| id as usize >= n_vocab) {
-            Some(id) => Err(no_such_token("stop_token_ids", *id, n_vocab)),
-            None => Ok(self.stop_ids.as_slice().into()),
-        }
+        model.check_ids(&self.stop_ids, "stop_token_ids")?;
+        Ok(self.stop_ids.as_slice().into())
     }
 }
 

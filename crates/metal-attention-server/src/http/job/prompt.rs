@@ -52,11 +52,7 @@ impl Prompt {
         if lists.iter().any(|ids| ids.is_empty()) {
             return Err(ApiError::field(param, format!("{param} is empty: give at least one token")));
         }
-        let n_vocab = model.n_vocab();
-        if let Some(id) = lists.iter().flat_map(|ids| ids.iter()).find(|&&id| id as usize >= n_vocab) {
-            let message = format!("{param}: the model has no token {id}, only 0 to {}", n_vocab - 1);
-            return Err(ApiError::field(param, message));
-        }
+        lists.iter().try_for_each(|ids| model.check_ids(ids, param))?;
         Ok(lists)
     }
 }

@@ -60,14 +60,8 @@ impl Prompt {
         if ids.is_empty() {
             return Err(ApiError::field("prompt", "prompt is empty: give at least one token"));
         }
-        let n_vocab = model.n_vocab();
-        match ids.iter().find(|&&id| id as usize >= n_vocab) {
-            Some(id) => {
-                let message = format!("prompt: the model has no token {id}, only 0 to {}", n_vocab - 1);
-                Err(ApiError::field("prompt", message))
-            }
-            None => Ok(ids.into()),
-        }
+        model.check_ids(&ids, "prompt")?;
+        Ok(ids.into())
     }
 }
 

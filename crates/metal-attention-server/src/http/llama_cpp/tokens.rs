@@ -140,11 +140,7 @@ pub async fn detokenize(
 ) -> Result<axum::Json<Text>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let content = prepare(&app, request, move |_, request| {
-        let n_vocab = model.n_vocab();
-        if let Some(id) = request.tokens.iter().find(|&&id| id as usize >= n_vocab) {
-            let message = format!("tokens: the model has no token {id}, only 0 to {}", n_vocab - 1);
-            return Err(ApiError::field("tokens", message));
-        }
+        model.check_ids(&request.tokens, "tokens")?;
         let bytes = |&id: &u32| model.tokenizer.token_bytes(id).len();
         if request.tokens.iter().map(bytes).sum::<usize>() > MAX_TEXT_BYTES {
             let message = format!("tokens: their text has more than {MAX_TEXT_BYTES} bytes, which is the most allowed");

@@ -12,6 +12,7 @@ use metal_attention_chat::ChatTemplate;
 use metal_attention_grammar::Grammars;
 
 use crate::http::ApiError;
+use crate::http::job::generation::no_such_token;
 use crate::http::limits::MAX_UNCLEAR_BYTES;
 
 /// A model that is ready to answer.
@@ -114,6 +115,13 @@ impl Loaded {
     /// The model.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// Refuses token ids that the vocabulary does not have. `param` is the field's name.
+    pub fn check_ids(&self, ids: &[u32], param: &str) -> Result<(), ApiError> {
+        let n_vocab = self.n_vocab();
+        let unknown = ids.iter().find(|&&id| id as usize >= n_vocab);
+        unknown.map_or(Ok(()), |id| Err(no_such_token(param, id, n_vocab)))
     }
 
     /// Size of the vocabulary.

@@ -20,7 +20,7 @@ use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::fill_in;
 use crate::http::job::form::raw_grammar;
-use crate::http::job::generation::{Generation, no_such_token};
+use crate::http::job::generation::Generation;
 use crate::http::job::reply::Replies;
 use crate::http::job::tool_choice::Calls;
 use crate::http::models::ModelLease;
@@ -227,10 +227,7 @@ impl OllamaGenerateRequest {
         model: &ModelLease,
         client: Client,
     ) -> Result<Submitted, ApiError> {
-        let n_vocab = model.n_vocab();
-        if let Some(id) = before.iter().find(|&&id| id as usize >= n_vocab) {
-            return Err(no_such_token("context", id, n_vocab));
-        }
+        model.check_ids(before, "context")?;
         let chat = job.submit_after(before, app, model, client)?;
         Ok(Submitted { events: chat.events, message: Some((chat.replies, chat.prompt)), notes: chat.notes })
     }
