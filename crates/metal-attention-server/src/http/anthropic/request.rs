@@ -257,8 +257,7 @@ pub struct MessagesRequest {
 impl FromJson for MessagesRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
-        let sampling: SamplingFields = object.parse()?;
-        sampling.note(&mut notes);
+        let sampling = SamplingFields::read(object, &mut notes)?;
         // Where tokens are only counted, nothing else would refuse a value.
         sampling.apply(&mut SamplerOptions::default())?;
         let mut fields: MessagesFields = object.parse()?;

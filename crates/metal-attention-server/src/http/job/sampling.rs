@@ -11,9 +11,9 @@ use utoipa::openapi::schema::{ArrayBuilder, Object, ObjectBuilder, Schema, Schem
 use utoipa::openapi::{OneOfBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::http::ApiError;
 use crate::http::limits::{MAX_BREAKER_BYTES, MAX_BREAKERS, MAX_SAMPLERS};
 use crate::http::notes::Notes;
+use crate::http::{ApiError, body};
 
 /// Samplers of other servers that do nothing here: none of their options is accepted with a value that asks for something.
 /// `infill` only ends texts early.
@@ -66,9 +66,11 @@ impl SamplingFields {
         }
     }
 
-    /// Notes what has no effect.
-    pub fn note(&self, notes: &mut Notes) {
-        self.ignored.iter().for_each(|name| notes.ignored(format!("samplers.{name}")));
+    /// Reads the fields of a request, and notes those that have no effect.
+    pub fn read(object: &body::Object<'_>, notes: &mut Notes) -> Result<Self, ApiError> {
+        let fields: Self = object.parse()?;
+        fields.ignored.iter().for_each(|name| notes.ignored(format!("samplers.{name}")));
+        Ok(fields)
     }
 }
 
@@ -311,8 +313,8 @@ mod tests {
         assert!(read(r#"{"samplers": ["nothing"]}"#).unwrap_err().contains("no sampler named \"nothing\""));
         assert!(read(&format!(r#"{{"samplers": "{}"}}"#, "k".repeat(33))).is_err());
         let mut notes = Notes::default();
-        let fields: SamplingFields = serde_json::from_str(r#"{"samplers": ["tfs_z", "top_k"]}"#).unwrap();
-        fields.note(&mut notes);
+        let object = body::Object::split(br#"{"samplers": ["tfs_z", "top_k"]}"#).unwrap();
+        SamplingFields::read(&object, &mut notes).unwrap();
         let mut expected = Notes::default();
         expected.ignored("samplers.tfs_z");
         assert_eq!(notes, expected);

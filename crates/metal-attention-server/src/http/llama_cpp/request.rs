@@ -74,8 +74,7 @@ impl TextRequest {
     pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
         let shared: GenerationFields = object.parse()?;
-        let sampling: SamplingFields = object.parse()?;
-        sampling.note(&mut notes);
+        let sampling = SamplingFields::read(object, &mut notes)?;
         let own: TextFields = object.parse()?;
         let mut generation = shared.generation(sampling, None)?;
         if own.post_sampling_probs == Some(true) && generation.logprobs.is_some() {

@@ -78,8 +78,7 @@ impl Options {
         }
         let object = Object::split(value.get().as_bytes())?;
         let mut notes = unsupported::check(&object, REFUSED.iter(), IGNORED)?;
-        let sampling: SamplingFields = object.parse()?;
-        sampling.note(&mut notes);
+        let sampling = SamplingFields::read(&object, &mut notes)?;
         let OptionFields { seed, num_predict, num_ctx, stop } = object.parse()?;
         Ok(Self {
             sampling,

@@ -57,8 +57,7 @@ pub struct CompletionRequest {
 impl FromJson for CompletionRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Completions, object)?;
-        let sampling: SamplingFields = object.parse()?;
-        sampling.note(&mut notes);
+        let sampling = SamplingFields::read(object, &mut notes)?;
         let own: CompletionFields = object.parse()?;
         let mut generation = shared.generation(sampling, Some(DEFAULT_MAX_TOKENS))?;
         if let Some(n) = own.logprobs {

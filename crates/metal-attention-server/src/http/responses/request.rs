@@ -116,8 +116,7 @@ impl FromJson for ResponseRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
         let shared: GenerationFields = object.parse()?;
-        let sampling: SamplingFields = object.parse()?;
-        sampling.note(&mut notes);
+        let sampling = SamplingFields::read(object, &mut notes)?;
         let thinking: ThinkingFields = object.parse()?;
         let fields: ResponseFields = object.parse()?;
         let input = items::read(object.get("input"))?;

@@ -111,8 +111,7 @@ pub struct ChatRequest {
 impl FromJson for ChatRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Chat, object)?;
-        let sampling: SamplingFields = object.parse()?;
-        sampling.note(&mut notes);
+        let sampling = SamplingFields::read(object, &mut notes)?;
         let thinking: ThinkingFields = object.parse()?;
         let own: ChatFields = object.parse()?;
         let generation = shared.generation(sampling, None)?;
