@@ -174,7 +174,7 @@ impl MessagesFields {
         let choice = self.tool_choice.as_ref().map(|OnlyObject(choice)| choice);
         let parallel = choice.is_none_or(|choice| !choice.disable_parallel_tool_use.unwrap_or(false));
         let choice = choice.map(ToolChoice::choice).transpose()?;
-        Calls::new(&tools, choice.as_ref(), parallel)
+        Calls::new(tools, choice.as_ref(), parallel)
     }
 
     /// What the text must look like, and the field that says so.

@@ -81,16 +81,16 @@ pub struct Calls {
 
 impl Calls {
     /// What `choice` leaves of `tools`; `parallel`: whether the request allows several calls.
-    pub fn new(tools: &[Tool], choice: Option<&ToolChoice>, parallel: bool) -> Result<Self, ApiError> {
+    pub fn new(tools: Vec<Tool>, choice: Option<&ToolChoice>, parallel: bool) -> Result<Self, ApiError> {
         let find = |name: &String| {
             tools.iter().find(|tool| tool.name() == name).cloned().ok_or_else(|| {
                 ApiError::field("tool_choice", format!("tool_choice names {name:?}, which is none of the tools"))
             })
         };
         let calls = match choice {
-            None | Some(ToolChoice::Auto) => Self { tools: tools.to_vec(), required: false, parallel },
+            None | Some(ToolChoice::Auto) => Self { tools, required: false, parallel },
             Some(ToolChoice::None) => Self { tools: Vec::new(), required: false, parallel },
-            Some(ToolChoice::Required) => Self { tools: tools.to_vec(), required: true, parallel },
+            Some(ToolChoice::Required) => Self { tools, required: true, parallel },
             Some(ToolChoice::Named(name)) => Self { tools: vec![find(name)?], required: true, parallel: false },
             Some(ToolChoice::Allowed { names, required }) => {
                 Self { tools: names.iter().map(find).collect::<Result<_, _>>()?, required: *required, parallel }
@@ -153,7 +153,7 @@ mod tests {
         let tool = |name: &str| Tool::try_from(json!({"type": "function", "function": {"name": name}})).unwrap();
         let tools = [tool("f"), tool("g")];
         let calls = |choice: ToolChoice| {
-            let calls = Calls::new(&tools, Some(&choice), true).ok()?;
+            let calls = Calls::new(tools.to_vec(), Some(&choice), true).ok()?;
             Some((
                 calls.tools.iter().map(|t| t.name().to_owned()).collect::<Vec<_>>().join(" "),
                 calls.required,
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(calls(allowed("g", true)), some("g", true, true));
         assert_eq!(calls(allowed("g", false)), some("g", false, true));
         assert_eq!(calls(allowed("h", false)), None);
-        assert!(Calls::new(&[], Some(&ToolChoice::Required), true).is_err());
-        assert!(Calls::new(&[], Some(&ToolChoice::Auto), true).is_ok());
+        assert!(Calls::new(Vec::new(), Some(&ToolChoice::Required), true).is_err());
+        assert!(Calls::new(Vec::new(), Some(&ToolChoice::Auto), true).is_ok());
     }
 }

@@ -97,7 +97,7 @@ impl FromJson for OllamaChatRequest {
         let goes_on = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
         let goes_on = messages.last().is_some_and(goes_on);
         let job = ChatJob {
-            calls: Calls::new(own.tools.as_deref().unwrap_or_default(), None, true)?,
+            calls: Calls::new(own.tools.unwrap_or_default(), None, true)?,
             form: fields.form(),
             thinking: fields.thinking(),
             end: if goes_on { PromptEnd::WithinMessage } else { PromptEnd::Answer },

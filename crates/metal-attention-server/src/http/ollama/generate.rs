@@ -94,7 +94,7 @@ impl FromJson for OllamaGenerateRequest {
                 let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
                 let job = ChatJob {
                     messages,
-                    calls: Calls::new(&[], None, true)?,
+                    calls: Calls::new(Vec::new(), None, true)?,
                     form: fields.form(),
                     thinking: fields.thinking(),
                     end: PromptEnd::Answer,

@@ -127,8 +127,8 @@ impl Tools {
                 return Err(ApiError::field("tool_choice", message));
             }
         };
-        let functions: Vec<Tool> = self.0.iter().map(|tool| tool.function.clone()).collect();
-        let calls = Calls::new(&functions, choice.as_ref(), parallel)?;
+        let functions = self.0.iter().map(|tool| tool.function.clone()).collect();
+        let calls = Calls::new(functions, choice.as_ref(), parallel)?;
         if let Some(ToolChoice::Named(name)) = &choice
             && let Some(tool) = self.find(name)
             && let ToolKind::Custom(Some(form)) = &tool.kind

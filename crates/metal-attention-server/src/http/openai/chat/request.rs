@@ -60,24 +60,6 @@ impl ChatFields {
         Ok(None)
     }
 
-    /// The conversation.
-    fn messages(&self) -> Result<Vec<Message>, ApiError> {
-        match self.messages.len() {
-            0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
-            1..=MAX_MESSAGES => Ok(self.messages.iter().map(|sent| sent.message.clone()).collect()),
-            n => {
-                let message = format!("messages has {n} messages; at most {MAX_MESSAGES} are allowed");
-                Err(ApiError::field("messages", message))
-            }
-        }
-    }
-
-    /// What the model may call.
-    fn calls(&self) -> Result<Calls, ApiError> {
-        let tools = self.tools.as_deref().unwrap_or_default();
-        Calls::new(tools, self.tool_choice.as_ref(), self.parallel_tool_calls.unwrap_or(true))
-    }
-
     /// How the prompt ends.
     fn prompt_end(&self) -> Result<PromptEnd, ApiError> {
         let last = self.messages.last();
@@ -94,6 +76,18 @@ impl ChatFields {
             Some(false) if can && prefix => Ok(PromptEnd::WithinMessage),
             Some(_) | None if self.add_generation_prompt == Some(false) => Ok(PromptEnd::Message),
             Some(_) | None => Ok(PromptEnd::Answer),
+        }
+    }
+}
+
+/// The conversation.
+fn messages(sent: Vec<SentMessage>) -> Result<Vec<Message>, ApiError> {
+    match sent.len() {
+        0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
+        1..=MAX_MESSAGES => Ok(sent.into_iter().map(|sent| sent.message).collect()),
+        n => {
+            let message = format!("messages has {n} messages; at most {MAX_MESSAGES} are allowed");
+            Err(ApiError::field("messages", message))
         }
     }
 }
@@ -117,9 +111,9 @@ impl FromJson for ChatRequest {
         let generation = shared.generation(sampling, None)?;
         let generation = Generation { logprobs: own.top_logprobs()?.or(generation.logprobs), ..generation };
         let end = own.prompt_end()?;
-        let messages = own.messages();
+        let tools = own.tools.unwrap_or_default();
         let job = ChatJob {
-            calls: own.calls()?,
+            calls: Calls::new(tools, own.tool_choice.as_ref(), own.parallel_tool_calls.unwrap_or(true))?,
             form: form::read(object)?,
             thinking: thinking.request(own.chat_template_kwargs.unwrap_or_default())?,
             end,
@@ -127,7 +121,7 @@ impl FromJson for ChatRequest {
             overflow: Overflow::AsConfigured,
             messages_field: "messages",
             notes,
-            messages: messages?,
+            messages: messages(own.messages)?,
         };
         Ok(Self { include_usage: shared.include_usage(), model: shared.model, job })
     }
