@@ -244,8 +244,9 @@ impl ResponseRequest {
             })?;
             let kept = body.read::<Output<'_>>()?;
             for json in kept.input.into_iter().chain(kept.response.output) {
-                conversation.add(&SentItem::read(json, "previous_response_id")?.item);
-                items.push(json.to_owned());
+                let sent = SentItem::read(json, "previous_response_id")?;
+                conversation.add(&sent.item);
+                items.push(sent.json);
             }
         } else if self.input.is_empty() {
             return Err(ApiError::field("input", "input is missing: give a text or at least one item"));

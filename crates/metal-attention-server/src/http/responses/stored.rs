@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::response::ResponseObject;
-use super::store::Shelf;
+use super::store::{Body, Shelf};
 use crate::http::error::ErrorBody;
 use crate::http::job::generation::check;
 use crate::http::peer::Peer;
@@ -33,6 +33,11 @@ async fn on_shelf<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
     app.work.run(peer, Weight::Small, move || work(&shelf)).await
+}
+
+/// The response of this name; an error where there is none.
+fn kept(shelf: &Shelf, id: &str) -> Result<Body, ApiError> {
+    shelf.get(id)?.ok_or_else(|| not_found(id))
 }
 
 fn not_found(id: &str) -> ApiError {
@@ -69,10 +74,7 @@ pub async fn retrieve(
         let message = "stream is not supported for a response that is kept: leave it out";
         return Err(ApiError::field("stream", message).with_code("unsupported_parameter"));
     }
-    let read = move |shelf: &Shelf| match shelf.get(&id)? {
-        Some(body) => Ok(body.read::<&RawValue>()?.response.get().to_owned()),
-        None => Err(not_found(&id)),
-    };
+    let read = move |shelf: &Shelf| Ok(kept(shelf, &id)?.read::<&RawValue>()?.response.get().to_owned());
     let json = on_shelf(&app, client, peer, read).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
@@ -120,14 +122,10 @@ pub async fn cancel(
     Path(id): Path<String>,
 ) -> Result<(), ApiError> {
     let refuse = move |shelf: &Shelf| {
-        match shelf.get(&id)? {
-        Some(_) => Err(ApiError::invalid(
-            "cancel is not supported: only responses in the background are cancelled, and this server has none; to end a \
-             response close its connection",
-        )
-        .with_code("unsupported_endpoint")),
-        None => Err(not_found(&id)),
-    }
+        kept(shelf, &id)?;
+        let message = "cancel is not supported: only responses in the background are cancelled, and this server has none; to \
+                       end a response close its connection";
+        Err(ApiError::invalid(message).with_code("unsupported_endpoint"))
     };
     on_shelf(&app, client, peer, refuse).await
 }
@@ -190,7 +188,7 @@ pub async fn input_items(
     let limit = limit.unwrap_or(PAGE);
     check("limit", limit, 1..=MAX_PAGE)?;
     let list = move |shelf: &Shelf| {
-        let Some(body) = shelf.get(&id)? else { return Err(not_found(&id)) };
+        let body = kept(shelf, &id)?;
         let mut items = body.read::<serde::de::IgnoredAny>()?.input;
         if order != Some(Order::Asc) {
             items.reverse();
