@@ -117,32 +117,47 @@ impl Framing {
 
 /// Frames that wait to be sent.
 #[derive(Default)]
-pub struct Frames(VecDeque<String>);
+pub struct Frames {
+    waiting: VecDeque<String>,
+    /// Nothing is written, and nothing waits.
+    discards: bool,
+}
 
 impl Frames {
+    /// Frames that are never sent.
+    pub fn discarding() -> Self {
+        Self { waiting: VecDeque::new(), discards: true }
+    }
+
+    fn push(&mut self, frame: impl FnOnce() -> String) {
+        if !self.discards {
+            self.waiting.push_back(frame());
+        }
+    }
+
     /// Adds a server-sent event without a name.
     pub fn data(&mut self, object: &impl Serialize) {
-        self.0.push_back(format!("data: {}\n\n", json(object)));
+        self.push(|| format!("data: {}\n\n", json(object)));
     }
 
     /// Adds a server-sent event.
     pub fn event(&mut self, name: &str, object: &impl Serialize) {
-        self.0.push_back(format!("event: {name}\ndata: {}\n\n", json(object)));
+        self.push(|| format!("event: {name}\ndata: {}\n\n", json(object)));
     }
 
     /// Adds `[DONE]`, as OpenAI ends a stream.
     pub fn done(&mut self) {
-        self.0.push_back("data: [DONE]\n\n".into());
+        self.push(|| "data: [DONE]\n\n".into());
     }
 
     /// Adds an object on a line of its own.
     pub fn line(&mut self, object: &impl Serialize) {
-        self.0.push_back(line(object));
+        self.push(|| line(object));
     }
 
     /// Adds a server-sent event that clients pass over.
     fn comment(&mut self) {
-        self.0.push_back(":\n\n".into());
+        self.push(|| ":\n\n".into());
     }
 }
 
@@ -166,7 +181,7 @@ struct Progress<C> {
 impl<C: Chunks> Progress<C> {
     async fn next(&mut self) -> Option<String> {
         loop {
-            if let Some(frame) = self.out.0.pop_front() {
+            if let Some(frame) = self.out.waiting.pop_front() {
                 return Some(frame);
             }
             let texts = self.texts.as_mut()?;

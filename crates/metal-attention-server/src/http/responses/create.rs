@@ -46,7 +46,7 @@ pub async fn create(
     }
     while let Some((i, event)) = texts.next().await {
         // A whole answer has the same items as a stream, without its events.
-        writer.add(replies.take(i, event)?, &mut Frames::default());
+        writer.add(replies.take(i, event)?, &mut Frames::discarding());
     }
     Ok(chat.notes.attach(axum::Json(writer.into_response()).into_response()))
 }
