@@ -51,10 +51,29 @@ struct Limit {
     field: &'static str,
     values: usize,
     bytes: usize,
+    work: Work,
+}
+
+/// What of a field is work besides reading it.
+enum Work {
+    /// Nothing.
+    Nothing,
+    /// Each value: it is part of a schema, which takes far longer to follow than to read.
+    Values,
+    /// Each value and each byte: texts may be grammars or schemas.
+    Bytes,
 }
 
 const fn limit(field: &'static str, values: usize, bytes: usize) -> Limit {
-    Limit { field, values, bytes }
+    Limit { field, values, bytes, work: Work::Nothing }
+}
+
+const fn schema(field: &'static str, bytes: usize) -> Limit {
+    Limit { field, values: 8 << 10, bytes, work: Work::Values }
+}
+
+const fn grammar(field: &'static str, values: usize, bytes: usize) -> Limit {
+    Limit { field, values, bytes, work: Work::Bytes }
 }
 
 /// Fields that may hold more or less than [`OTHERS`].
@@ -63,23 +82,23 @@ const LIMITS: [Limit; 25] = [
     limit("input", MAX_IDS + MAX_PROMPTS + 1, usize::MAX),
     limit("tokens", MAX_IDS + 1, usize::MAX),
     limit("context", MAX_IDS + 1, usize::MAX),
-    limit("format", 8 << 10, 256 << 10),
-    limit("tools", 8 << 10, 512 << 10),
+    schema("format", 256 << 10),
+    schema("tools", 512 << 10),
     limit("tool_choice", 8 << 10, 64 << 10),
-    limit("response_format", 8 << 10, 256 << 10),
-    limit("output_config", 8 << 10, 256 << 10),
-    limit("output_format", 8 << 10, 256 << 10),
-    limit("json_schema", 8 << 10, 256 << 10),
-    limit("guided_json", 8 << 10, 256 << 10),
-    limit("structured_outputs", 8 << 10, 256 << 10),
-    limit("guided_choice", 8 << 10, 256 << 10),
-    limit("grammar", 64, 256 << 10),
-    limit("guided_grammar", 64, 256 << 10),
-    limit("ebnf", 64, 256 << 10),
-    limit("guided_regex", 64, 64 << 10),
-    limit("regex", 64, 64 << 10),
+    schema("response_format", 256 << 10),
+    schema("output_config", 256 << 10),
+    schema("output_format", 256 << 10),
+    grammar("json_schema", 8 << 10, 256 << 10),
+    grammar("guided_json", 8 << 10, 256 << 10),
+    grammar("structured_outputs", 8 << 10, 256 << 10),
+    grammar("guided_choice", 8 << 10, 256 << 10),
+    grammar("grammar", 64, 256 << 10),
+    grammar("guided_grammar", 64, 256 << 10),
+    grammar("ebnf", 64, 256 << 10),
+    grammar("guided_regex", 64, 64 << 10),
+    grammar("regex", 64, 64 << 10),
     limit("response_fields", 64, 64 << 10),
-    limit("text", 8 << 10, 256 << 10),
+    schema("text", 256 << 10),
     limit("include", 64, 4 << 10),
     limit("metadata", 1 << 10, 64 << 10),
     limit("chat_template_kwargs", 1 << 10, 64 << 10),
@@ -88,16 +107,6 @@ const LIMITS: [Limit; 25] = [
 
 /// What any other field may hold; of bytes, what the body may.
 const OTHERS: Limit = limit("", 64 << 10, usize::MAX);
-
-/// Fields whose values are schemas, which take far longer to follow than to read.
-const SCHEMAS: [&str; 6] = ["tools", "response_format", "text", "format", "output_config", "output_format"];
-
-/// Fields whose texts may be grammars or schemas: a byte is as much work as a schema's value.
-#[rustfmt::skip]
-const GRAMMARS: [&str; 9] = [
-    "grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex",
-    "ebnf",
-];
 
 /// Checks that the fields of `object` hold no more than they may. Returns how many values its schemas and grammars have.
 pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
@@ -110,12 +119,11 @@ pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
             return Err(ApiError::field(field, format!("{field} {what}")));
         }
         read.map_err(|error| ApiError::invalid(format!("the body is no JSON: in {field}, {error}")))?;
-        if SCHEMAS.contains(&field) {
-            schema_values += count.values;
-        }
-        if GRAMMARS.contains(&field) {
-            schema_values += count.values + count.bytes;
-        }
+        schema_values += match limit.work {
+            Work::Nothing => 0,
+            Work::Values => count.values,
+            Work::Bytes => count.values + count.bytes,
+        };
     }
     Ok(schema_values)
 }
