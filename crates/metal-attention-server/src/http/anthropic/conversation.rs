@@ -5,7 +5,6 @@ use serde::Deserialize;
 
 use super::content::{Block, Content};
 use crate::http::ApiError;
-use crate::http::job::chat::PromptEnd;
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::notes::Notes;
 
@@ -61,16 +60,6 @@ pub fn conversation(system: Content, messages: Vec<SentMessage>, notes: &mut Not
     Ok(conversation)
 }
 
-/// How the prompt of a conversation ends: a text of the assistant is continued.
-pub fn prompt_end(conversation: &[Message]) -> PromptEnd {
-    match conversation.last() {
-        Some(last) if last.role == metal_attention_chat::Role::Assistant && last.tool_calls.is_empty() => {
-            PromptEnd::WithinMessage
-        }
-        Some(_) | None => PromptEnd::Answer,
-    }
-}
-
 impl SentMessage {
     /// Adds what the message is to a conversation: the results of tools, which follow the calls, and then what is said.
     fn add_to(self, conversation: &mut Vec<Message>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
@@ -122,6 +111,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::http::job::chat::PromptEnd;
 
     fn read(system: Value, messages: Value) -> Result<(Vec<Message>, Notes), String> {
         let mut notes = Notes::default();
@@ -208,8 +198,8 @@ mod tests {
         expected.ignored("server_tool_use");
         expected.ignored("web_search_tool_result");
         assert_eq!(notes, expected);
-        assert_eq!(prompt_end(&conversation), PromptEnd::WithinMessage);
-        assert_eq!(prompt_end(&conversation[..1]), PromptEnd::Answer);
+        assert_eq!(PromptEnd::after(&conversation), PromptEnd::WithinMessage);
+        assert_eq!(PromptEnd::after(&conversation[..1]), PromptEnd::Answer);
     }
 
     #[test]

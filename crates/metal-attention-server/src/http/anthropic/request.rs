@@ -1,4 +1,4 @@
-//! What a message may ask for.
+//! The request for a message.
 
 use metal_attention::sampling::SamplerOptions;
 use metal_attention_chat::{Effort, Tool};
@@ -8,11 +8,11 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::content::Content;
-use super::conversation::{SentMessage, conversation, prompt_end};
+use super::conversation::{SentMessage, conversation};
 use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
-use crate::http::job::chat::{ChatJob, Overflow};
+use crate::http::job::chat::{ChatJob, Overflow, PromptEnd};
 use crate::http::job::form::AskedForm;
 use crate::http::job::generation::Generation;
 use crate::http::job::sampling::SamplingFields;
@@ -22,7 +22,7 @@ use crate::http::job::tool_choice::{self, Calls};
 use crate::http::notes::Notes;
 use crate::http::openapi::all_of;
 
-/// What a message may ask for, besides how its tokens are chosen.
+/// The fields of a request for a message, besides those that say how tokens are chosen.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct MessagesFields {
     /// The model's name. With another one, or without it, the model that is served answers.
@@ -277,7 +277,7 @@ impl FromJson for MessagesRequest {
             calls: fields.calls(&mut notes)?,
             form: fields.form(),
             thinking: fields.thinking(),
-            end: prompt_end(&messages),
+            end: PromptEnd::after(&messages),
             generation,
             overflow: Overflow::AsConfigured,
             messages_field: "messages",
@@ -295,7 +295,6 @@ all_of!(MessagesRequest, MessagesFields, SamplingFields);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::job::chat::PromptEnd;
 
     fn read(more: Value) -> Result<MessagesRequest, ApiError> {
         let mut request = json!({"messages": [{"role": "user", "content": "Hello"}]});

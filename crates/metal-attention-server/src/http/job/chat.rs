@@ -54,6 +54,14 @@ pub enum PromptEnd {
     WithinMessage,
 }
 
+impl PromptEnd {
+    /// Of a conversation whose answer goes on with a last text of the assistant.
+    pub fn after(messages: &[Message]) -> Self {
+        let is_text = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
+        if messages.last().is_some_and(is_text) { Self::WithinMessage } else { Self::Answer }
+    }
+}
+
 /// What becomes of a conversation that the context has no room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Overflow {

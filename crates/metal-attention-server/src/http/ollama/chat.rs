@@ -22,7 +22,7 @@ use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// What a chat may ask for besides what it shares with generated texts.
+/// The fields of a chat that generated texts do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct OllamaChatFields {
     /// The conversation so far, the first message first. Without any, the model is loaded.
@@ -93,14 +93,11 @@ impl FromJson for OllamaChatRequest {
         }
         let messages: Vec<Message> =
             sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
-        // As in ollama the answer goes on with a last message of the model.
-        let goes_on = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
-        let goes_on = messages.last().is_some_and(goes_on);
         let job = ChatJob {
             calls: Calls::new(own.tools.unwrap_or_default(), None, true)?,
             form: fields.form(),
             thinking: fields.thinking(),
-            end: if goes_on { PromptEnd::WithinMessage } else { PromptEnd::Answer },
+            end: PromptEnd::after(&messages),
             generation: fields.generation()?,
             overflow: fields.overflow(),
             messages_field: "messages",
@@ -183,7 +180,7 @@ pub async fn chat(
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = Reader::new(&model, name, request.fields.received);
+    let reader = Reader::new(&model, name, request.job.generation.received);
     let streamed = request.job.generation.stream;
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;

@@ -1,7 +1,5 @@
 //! What `/api/chat` and `/api/generate` share.
 
-use std::time::Instant;
-
 use metal_attention_chat::Effort;
 use metal_attention_grammar::Form;
 use serde::de::{Deserializer, Error};
@@ -58,10 +56,6 @@ pub struct OllamaFields {
     /// How the request was read.
     #[serde(skip)]
     pub notes: Notes,
-    /// When the request was read.
-    #[serde(skip, default = "Instant::now")]
-    #[schema(ignore)]
-    pub received: Instant,
 }
 
 /// What an answer must look like.
@@ -124,7 +118,6 @@ impl OllamaFields {
             max_tokens: self.options.max_tokens,
             logprobs: self.logprobs.unwrap_or(false).then_some(top as usize),
             stream: self.stream.unwrap_or(true),
-            received: self.received,
             ..Generation::default()
         })
     }

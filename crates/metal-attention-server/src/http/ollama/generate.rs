@@ -28,7 +28,7 @@ use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// What a generated text may ask for besides what it shares with chats.
+/// The fields of a generated text that chats do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct OllamaGenerateFields {
     /// What the answer is to. Without it and without a suffix, the model is loaded.
@@ -175,7 +175,7 @@ pub async fn generate(
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = Reader::new(&model, name, request.fields.received);
+    let reader = Reader::new(&model, name, request.generation.received);
     let streamed = request.generation.stream;
     let lease = model.clone();
     let submitted = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
