@@ -22,7 +22,7 @@ use crate::pattern::written;
 const MAX_PLACES: usize = 2000;
 /// Most characters of all terminals together, repetitions counted.
 const MAX_CHARACTERS: usize = 500_000;
-/// After so many rounds every terminal that is in the way is taken apart to its characters.
+/// Rounds after which every terminal that is in the way is split into its characters.
 const MAX_ROUNDS: usize = 40;
 
 /// A place at which a terminal, or a token, stands.

@@ -298,7 +298,7 @@ impl Bodies {
     }
 }
 
-/// A body's part of what may be held, given back when this is dropped.
+/// A body's part of what may be held, released on drop.
 struct Held {
     bodies: Arc<Bodies>,
     peer: Peer,

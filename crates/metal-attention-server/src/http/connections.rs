@@ -216,7 +216,7 @@ impl Connections {
     }
 }
 
-/// A connection's place, which dropping gives back.
+/// A connection's place, released on drop.
 pub struct Place {
     connections: Arc<Connections>,
     /// Whose place it is.

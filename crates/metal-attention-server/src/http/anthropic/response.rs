@@ -49,7 +49,7 @@ pub enum ContentBlock {
     },
     /// A tool that the model calls.
     ToolUse {
-        /// The call's name, which the result gives back.
+        /// The call's id, which its result repeats.
         id: String,
         /// The tool.
         name: String,

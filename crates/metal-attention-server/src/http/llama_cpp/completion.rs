@@ -15,7 +15,7 @@ use crate::http::job::sampling::SamplingFields;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// What `/completion` reads besides what it shares with `/infill`.
+/// The fields of `/completion` that `/infill` does not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = LlamaCppCompletionFields)]
 struct CompletionFields {

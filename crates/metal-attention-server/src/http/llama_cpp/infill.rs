@@ -17,7 +17,7 @@ use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// What `/infill` reads besides what it shares with completions.
+/// The fields of `/infill` that `/completion` does not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct InfillFields {
     /// The text before the gap.

@@ -1,4 +1,4 @@
-//! What `/completion` and `/infill` may both ask for, and how their texts are submitted.
+//! The fields that `/completion` and `/infill` share, and how their texts are submitted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::http::notes::Notes;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::{ApiError, App};
 
-/// What a text of llama.cpp may ask for besides what it shares with OpenAI's completions.
+/// The fields of llama.cpp's texts that OpenAI's completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = LlamaCppTextFields)]
 pub struct TextFields {

@@ -29,7 +29,7 @@ use crate::http::{ApiError, App, ids, now, openapi, prepare};
 /// Tokens where a request does not say how many, as OpenAI has it.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// What a completion may ask for besides what it shares with chats.
+/// The fields of a completion that chats do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct CompletionFields {
     /// The text to continue, or several.

@@ -1,4 +1,4 @@
-//! What a request for a response may ask for.
+//! The request for a response.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ use crate::http::openai::thinking::ThinkingFields;
 use crate::http::openapi::all_of;
 use crate::http::{ApiError, App};
 
-/// What a request for a response may ask for besides what it shares with completions.
+/// The fields of a request for a response that completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct ResponseFields {
     /// Instructions that come before the conversation.

@@ -135,7 +135,7 @@ pub enum OutputItem {
         summary: Vec<Part>,
         /// The thoughts.
         content: Vec<Part>,
-        /// The thoughts in a form that another request can give back, where that was asked for.
+        /// The thoughts in a form that the next request may repeat, where `include` has it.
         #[serde(skip_serializing_if = "Option::is_none")]
         encrypted_content: Option<String>,
         /// How far it is.
@@ -156,7 +156,7 @@ pub enum OutputItem {
     FunctionCall {
         /// The item's name.
         id: String,
-        /// The call's name, which the answer to it gives back.
+        /// The call's id, which its result repeats.
         call_id: String,
         /// The function.
         name: String,
@@ -172,7 +172,7 @@ pub enum OutputItem {
     CustomToolCall {
         /// The item's name.
         id: String,
-        /// The call's name, which the answer to it gives back.
+        /// The call's id, which its result repeats.
         call_id: String,
         /// The tool.
         name: String,

@@ -28,7 +28,7 @@ pub struct Wanted {
     pub input_of: Option<OfferedTool>,
     /// Reasoning items have their thoughts as a summary, too.
     pub sums_up: bool,
-    /// Reasoning items have their thoughts in a form that can be given back.
+    /// Reasoning items have their thoughts in a form that the next request may repeat.
     pub seals_thoughts: bool,
     /// Texts have the log probabilities of their tokens.
     pub with_logprobs: bool,

@@ -1,4 +1,4 @@
-//! What a chat completion may ask for.
+//! The request for a chat completion.
 
 use metal_attention_chat::{Message, Role, SentMessage, Tool};
 use serde::Deserialize;
@@ -18,7 +18,7 @@ use crate::http::openai::thinking::ThinkingFields;
 use crate::http::openai::unsupported::Endpoint;
 use crate::http::openapi::all_of;
 
-/// What a chat completion may ask for besides what it shares with completions.
+/// The fields of a chat completion that completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct ChatFields {
     /// The conversation so far, the first message first.

@@ -72,7 +72,7 @@ struct AssistantMessage {
 /// A call of a function.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct ToolCall {
-    /// The call's name, which the answer to it gives back.
+    /// The call's id, which its result repeats.
     id: String,
     /// `function`.
     #[serde(rename = "type")]
