@@ -1,0 +1,195 @@
+//! Tools that the user has allowed for good.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ServerOptions;
+
+/// Bytes of the file.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Tools that are called without a question: those of the configuration, and those in a file that this program keeps. The
+/// configuration is the user's own text and is never written to.
+#[derive(Debug, Default)]
+pub struct Consents {
+    /// The file; `None`: nothing is kept.
+    path: Option<PathBuf>,
+    kept: Mutex<Kept>,
+}
+
+/// What is in the file: the servers by their names.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Kept {
+    servers: BTreeMap<String, KeptServer>,
+}
+
+/// The tools of a server that are allowed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct KeptServer {
+    /// What the name stood for when its tools were allowed. For another program or address nothing is.
+    target: String,
+    tools: Vec<String>,
+}
+
+/// The file of consents could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsentError {
+    /// It cannot be read.
+    #[error("cannot read {}, which has the tools that are always allowed: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It cannot be written.
+    #[error("cannot keep in {} that a tool is always allowed: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Consents {
+    /// Those of the configuration, and those in the file at `path`, which need not be there.
+    pub fn read(path: &Path) -> Result<Self, ConsentError> {
+        Ok(Self { path: Some(path.to_owned()), kept: Mutex::new(read(path)?) })
+    }
+
+    /// Whether a tool of `server` is called without a question.
+    pub fn allows(&self, server: &ServerOptions, tool: &str) -> bool {
+        if server.allow.iter().any(|allowed| allowed == tool) {
+            return true;
+        }
+        let kept = self.kept();
+        let of_server = kept.servers.get(&server.name).filter(|kept| kept.target == server.target());
+        of_server.is_some_and(|kept| kept.tools.iter().any(|allowed| allowed == tool))
+    }
+
+    /// From now on a tool of `server` is called without a question.
+    pub fn allow_always(&self, server: &ServerOptions, tool: &str) -> Result<(), ConsentError> {
+        if self.allows(server, tool) {
+            return Ok(());
+        }
+        let mut kept = self.kept();
+        if let Some(path) = &self.path {
+            // Another process may have written to it meanwhile.
+            *kept = read(path)?;
+        }
+        let of_server = kept.servers.entry(server.name.clone()).or_default();
+        if of_server.target != server.target() {
+            *of_server = KeptServer { target: server.target(), tools: Vec::new() };
+        }
+        of_server.tools.push(tool.to_owned());
+        let Some(path) = &self.path else { return Ok(()) };
+        write(path, &kept).map_err(|source| ConsentError::Write { path: path.clone(), source })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read(path: &Path) -> Result<Kept, ConsentError> {
+    let read = || {
+        let mut text = String::new();
+        match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
+            file => file?.take(MAX_FILE).read_to_string(&mut text)?,
+        };
+        Ok(serde_json::from_str(&text)?)
+    };
+    read().map_err(|source| ConsentError::Read { path: path.to_owned(), source })
+}
+
+/// Puts the file in its place when it is complete. Nobody else may read it or write to it.
+fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let written = (|| {
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = options.open(&partial)?;
+        file.write_all((serde_json::to_string_pretty(kept)? + "\n").as_bytes())?;
+        fs::rename(&partial, path)
+    })();
+    if written.is_err() {
+        // The error that led here says more.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Transport;
+
+    fn server(command: &str) -> ServerOptions {
+        ServerOptions {
+            name: "files".into(),
+            transport: Transport::Stdio {
+                command: command.into(),
+                args: vec!["/tmp".into()],
+                env: BTreeMap::new(),
+                cwd: None,
+            },
+            tools: None,
+            timeout: Duration::from_secs(1),
+            allow: vec!["read".into()],
+        }
+    }
+
+    #[test]
+    fn consents_are_of_a_tool_of_a_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/mcp-consents.json");
+        let consents = Consents::read(&path).unwrap();
+        let allowed = |consents: &Consents, server: &ServerOptions| {
+            ["read", "write", "delete"].map(|tool| consents.allows(server, tool))
+        };
+        assert_eq!(allowed(&consents, &server("a")), [true, false, false]);
+        consents.allow_always(&server("a"), "read").unwrap();
+        assert!(!path.exists());
+        consents.allow_always(&server("a"), "write").unwrap();
+        consents.allow_always(&server("a"), "write").unwrap();
+        let again = Consents::read(&path).unwrap();
+        for consents in [&consents, &again] {
+            assert_eq!(allowed(consents, &server("a")), [true, true, false]);
+            assert_eq!(allowed(consents, &server("b")), [true, false, false]);
+        }
+        // Another process's are kept, and those of another program go.
+        again.allow_always(&server("a"), "delete").unwrap();
+        consents.allow_always(&server("b"), "write").unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let kept: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(kept, serde_json::json!({"servers": {"files": {"target": "b /tmp", "tools": ["write"]}}}));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_allows_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mcp-consents.json");
+        fs::write(&path, "{").unwrap();
+        assert!(Consents::read(&path).unwrap_err().to_string().contains("mcp-consents.json"));
+    }
+}

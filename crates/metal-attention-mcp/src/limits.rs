@@ -1,0 +1,26 @@
+//! What a server may send.
+
+/// Bytes of a message.
+pub const MAX_MESSAGE: usize = 4 << 20;
+/// Tools of a server; those beyond are left out.
+pub const MAX_TOOLS: usize = 128;
+/// Bytes of the JSON schema of a tool's arguments; a tool with a longer one is left out.
+pub const MAX_SCHEMA: usize = 32 << 10;
+/// Bytes of a result's text; the rest is cut.
+pub const MAX_RESULT: usize = 64 << 10;
+/// Bytes of a tool's name; a tool with a longer one is left out.
+pub(crate) const MAX_NAME: usize = 128;
+/// Bytes of a tool's description; the rest is cut.
+pub(crate) const MAX_DESCRIPTION: usize = 4 << 10;
+/// Pages of a list of tools.
+pub(crate) const MAX_PAGES: usize = 64;
+/// Lines that are no messages, while an answer is awaited.
+pub(crate) const MAX_JUNK: usize = 100;
+/// Messages that are held before they are looked at.
+pub(crate) const MAX_HELD: usize = 4;
+/// Messages that wait to be written to a server.
+pub(crate) const MAX_UNSENT: usize = 16;
+/// HTTP requests to a server at a time.
+pub(crate) const MAX_REQUESTS: usize = 8;
+/// Bytes of what an error quotes of a server.
+pub(crate) const MAX_QUOTED: usize = 300;

@@ -1,0 +1,139 @@
+//! Messages of JSON-RPC 2.0, as MCP uses them.
+
+use serde_json::{Map, Value, json};
+
+use crate::limits::MAX_QUOTED;
+use crate::text::{beginning, plain};
+
+/// Versions of the protocol that are known here, the newest one first.
+pub const VERSIONS: [&str; 3] = ["2025-06-18", "2025-03-26", "2024-11-05"];
+
+/// JSON-RPC's code for a method that there is not.
+const METHOD_NOT_FOUND: i64 = -32601;
+
+/// A message of a server.
+#[derive(Debug, PartialEq)]
+pub enum Incoming {
+    /// The answer to the request with this id.
+    Response {
+        /// The request.
+        id: u64,
+        /// The result, or the error.
+        outcome: Result<Value, RpcError>,
+    },
+    /// A request of the server, which has to be answered.
+    Request {
+        /// Its id, a number or a text.
+        id: Value,
+        /// What the server wants.
+        method: String,
+    },
+    /// Something that has no answer.
+    Notification {
+        /// What happened.
+        method: String,
+    },
+}
+
+/// An error as an answer.
+#[derive(Debug, PartialEq)]
+pub struct RpcError {
+    /// The kind of error.
+    pub code: i64,
+    /// What the server says.
+    pub message: String,
+}
+
+/// Reads a message, or a list of them as version 2025-03-26 allows. `None`: it is something else.
+pub fn parse(text: &[u8]) -> Option<Vec<Incoming>> {
+    match serde_json::from_slice(text).ok()? {
+        Value::Array(messages) if !messages.is_empty() => messages.into_iter().map(read).collect(),
+        message => Some(vec![read(message)?]),
+    }
+}
+
+fn read(message: Value) -> Option<Incoming> {
+    let Value::Object(mut fields) = message else { return None };
+    if fields.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
+        return None;
+    }
+    let id = fields.remove("id");
+    if let Some(Value::String(method)) = fields.remove("method") {
+        return Some(match id {
+            Some(id) => Incoming::Request { id, method },
+            None => Incoming::Notification { method },
+        });
+    }
+    let id = id?.as_u64()?;
+    let outcome = match (fields.remove("result"), fields.remove("error")) {
+        (Some(result), None) => Ok(result),
+        (None, Some(error)) => Err(RpcError {
+            code: error["code"].as_i64().unwrap_or_default(),
+            message: beginning(&plain(error["message"].as_str().unwrap_or_default()), MAX_QUOTED).to_owned(),
+        }),
+        (Some(_), Some(_)) | (None, None) => return None,
+    };
+    Some(Incoming::Response { id, outcome })
+}
+
+/// A request.
+pub fn request(id: u64, method: &str, params: &Map<String, Value>) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
+}
+
+/// A notification.
+pub fn notification(method: &str, params: &Map<String, Value>) -> String {
+    json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
+}
+
+/// The answer to a request of the server: only `ping` is offered to it.
+pub fn answer(id: &Value, method: &str) -> String {
+    if method == "ping" {
+        return json!({"jsonrpc": "2.0", "id": id, "result": {}}).to_string();
+    }
+    let error = json!({"code": METHOD_NOT_FOUND, "message": "this client does not offer it"});
+    json!({"jsonrpc": "2.0", "id": id, "error": error}).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_of_three_kinds() {
+        let one = |text: &str| parse(text.as_bytes()).map(|mut messages| messages.remove(0));
+        assert_eq!(
+            one(r#"{"jsonrpc": "2.0", "id": 1, "result": {"a": 1}}"#),
+            Some(Incoming::Response { id: 1, outcome: Ok(json!({"a": 1})) })
+        );
+        assert_eq!(
+            one(r#"{"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "a\u001b"}}"#),
+            Some(Incoming::Response { id: 1, outcome: Err(RpcError { code: -1, message: "a".into() }) })
+        );
+        assert_eq!(
+            one(r#"{"jsonrpc": "2.0", "id": "x", "method": "ping"}"#),
+            Some(Incoming::Request { id: "x".into(), method: "ping".into() })
+        );
+        assert_eq!(
+            one(r#"{"jsonrpc": "2.0", "method": "n", "params": {}}"#),
+            Some(Incoming::Notification { method: "n".into() })
+        );
+        let both = r#"[{"jsonrpc": "2.0", "method": "n"}, {"jsonrpc": "2.0", "id": 2, "result": null}]"#;
+        assert_eq!(parse(both.as_bytes()).map(|messages| messages.len()), Some(2));
+        for junk in [
+            "",
+            "hello",
+            "[]",
+            "[1]",
+            "1",
+            "{}",
+            r#"{"jsonrpc": "2.0"}"#,
+            r#"{"jsonrpc": "1.0", "method": "n"}"#,
+            r#"{"jsonrpc": "2.0", "id": null, "error": {}}"#,
+            r#"{"jsonrpc": "2.0", "id": 1}"#,
+        ] {
+            assert_eq!(one(junk), None, "{junk}");
+        }
+        assert_eq!(parse("[".repeat(100_000).as_bytes()), None);
+    }
+}

@@ -1,0 +1,201 @@
+//! An MCP server for tests, on standard streams. Its argument says how it behaves.
+
+use std::io::{Lines, StdinLock, Write};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// What it is told by its argument.
+#[derive(Clone, Copy, PartialEq)]
+enum Behaviour {
+    /// As the protocol wants it.
+    Good,
+    /// Its list of tools has pages, of which there is no end.
+    Pages,
+    /// It knows only an old version of the protocol.
+    Old,
+    /// It wants a version that there is not.
+    Unknown,
+    /// It writes a banner before it speaks the protocol.
+    Banner,
+    /// It writes text and nothing else.
+    Junk,
+    /// It writes a line without end.
+    Long,
+    /// It never answers.
+    Silent,
+    /// It never reads.
+    Deaf,
+    /// It sends notifications without end once a tool is called.
+    Flood,
+    /// It does not end with its input.
+    Stubborn,
+}
+
+impl Behaviour {
+    fn of(word: &str) -> Self {
+        match word {
+            "good" => Self::Good,
+            "pages" => Self::Pages,
+            "old" => Self::Old,
+            "unknown" => Self::Unknown,
+            "banner" => Self::Banner,
+            "junk" => Self::Junk,
+            "long" => Self::Long,
+            "silent" => Self::Silent,
+            "deaf" => Self::Deaf,
+            "flood" => Self::Flood,
+            "stubborn" => Self::Stubborn,
+            word => panic!("no behaviour {word}"),
+        }
+    }
+}
+
+fn main() {
+    let word = std::env::args().nth(1).unwrap_or_default();
+    if word == "dead" {
+        eprintln!("starting\ncannot find the database");
+        std::process::exit(3);
+    }
+    let behaviour = Behaviour::of(&word);
+    match behaviour {
+        Behaviour::Junk => loop {
+            write("this is no message");
+        },
+        Behaviour::Long => loop {
+            let _ = std::io::stdout().write_all(&[b'a'; 1 << 14]);
+        },
+        Behaviour::Deaf => std::thread::sleep(Duration::from_secs(600)),
+        Behaviour::Banner => write("Welcome!\n\n{\"level\": \"info\"}"),
+        Behaviour::Good
+        | Behaviour::Pages
+        | Behaviour::Old
+        | Behaviour::Unknown
+        | Behaviour::Silent
+        | Behaviour::Flood
+        | Behaviour::Stubborn => {}
+    }
+    let mut server = Server { behaviour, lines: std::io::stdin().lines(), has_more: false, notes: Vec::new() };
+    while let Some(message) = server.read() {
+        server.answer(&message);
+    }
+    if behaviour == Behaviour::Stubborn {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+}
+
+struct Server {
+    behaviour: Behaviour,
+    lines: Lines<StdinLock<'static>>,
+    /// There is one more tool by now.
+    has_more: bool,
+    /// Notifications that have come.
+    notes: Vec<String>,
+}
+
+impl Server {
+    fn read(&mut self) -> Option<Value> {
+        let line = self.lines.next()?.ok()?;
+        Some(serde_json::from_str(&line).expect("a message"))
+    }
+
+    fn answer(&mut self, message: &Value) {
+        let (id, params) = (&message["id"], &message["params"]);
+        let method = message["method"].as_str().unwrap_or_default();
+        if id.is_null() {
+            self.notes.push(format!("{method} {params}"));
+            return;
+        }
+        if self.behaviour == Behaviour::Silent {
+            return;
+        }
+        let result = match method {
+            "initialize" => {
+                let version = match self.behaviour {
+                    Behaviour::Old => json!("2024-11-05"),
+                    Behaviour::Unknown => json!("2099-01-01"),
+                    _ => params["protocolVersion"].clone(),
+                };
+                json!({"protocolVersion": version, "capabilities": {"tools": {"listChanged": true}},
+                    "serverInfo": {"name": "test", "version": "1.0"}})
+            }
+            "ping" => json!({}),
+            "tools/list" => self.tools(&params["cursor"]),
+            "tools/call" => {
+                let Some(result) = self.call(params["name"].as_str().unwrap_or_default(), &params["arguments"]) else {
+                    let error = json!({"code": -32602, "message": "Unknown tool"});
+                    write(&json!({"jsonrpc": "2.0", "id": id, "error": error}).to_string());
+                    return;
+                };
+                result
+            }
+            method => panic!("no method {method}"),
+        };
+        write(&json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string());
+    }
+
+    fn tools(&self, cursor: &Value) -> Value {
+        if self.behaviour == Behaviour::Pages {
+            let page: usize = cursor.as_str().map_or(0, |cursor| cursor.parse().unwrap());
+            let tools: Vec<_> = (0..10).map(|i| tool(&format!("t{}", page * 10 + i))).collect();
+            return json!({"tools": tools, "nextCursor": (page + 1).to_string()});
+        }
+        let names = ["echo", "fail", "big", "env", "sleep", "ask", "change", "notes", "die", "image"];
+        let mut tools: Vec<_> = names.into_iter().chain(self.has_more.then_some("more")).map(tool).collect();
+        tools.push(json!({"name": "damaged", "inputSchema": 1}));
+        json!({"tools": tools})
+    }
+
+    /// The result of a tool; `None`: there is no such tool.
+    fn call(&mut self, name: &str, arguments: &Value) -> Option<Value> {
+        let argument = |name: &str| arguments[name].as_str().unwrap_or_default().to_owned();
+        if self.behaviour == Behaviour::Flood {
+            loop {
+                write(r#"{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}"#);
+            }
+        }
+        let text = match name {
+            "echo" => argument("text"),
+            "fail" => return Some(json!({"content": [{"type": "text", "text": "no luck"}], "isError": true})),
+            "big" => "x".repeat(1 << 20),
+            "env" => std::env::var(argument("name")).unwrap_or_else(|_| "unset".into()),
+            "sleep" => {
+                std::thread::sleep(Duration::from_millis(arguments["ms"].as_u64().unwrap_or(0)));
+                "slept".into()
+            }
+            "ask" => {
+                write(r#"{"jsonrpc": "2.0", "id": "p", "method": "ping"}"#);
+                let pong = self.read().unwrap();
+                write(r#"{"jsonrpc": "2.0", "id": 7, "method": "roots/list"}"#);
+                let refused = self.read().unwrap();
+                format!("{} {} {} {}", pong["id"], pong["result"], refused["id"], refused["error"]["code"])
+            }
+            "change" => {
+                self.has_more = true;
+                write(r#"{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}"#);
+                "changed".into()
+            }
+            "notes" => self.notes.join("\n"),
+            "die" => {
+                eprintln!("fatal: out of luck");
+                std::process::exit(7)
+            }
+            "image" => return Some(json!({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]})),
+            _ => return None,
+        };
+        Some(json!({"content": [{"type": "text", "text": text}]}))
+    }
+}
+
+fn tool(name: &str) -> Value {
+    let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}});
+    json!({"name": name, "description": format!("the tool {name}"), "inputSchema": schema})
+}
+
+/// Writes a line. Where nobody reads any more the server ends.
+fn write(line: &str) {
+    let mut out = std::io::stdout().lock();
+    if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}

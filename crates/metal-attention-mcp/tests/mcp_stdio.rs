@@ -1,0 +1,184 @@
+//! Servers that are programs, good ones and others.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use metal_attention_mcp::{
+    Client, Consents, MAX_RESULT, MAX_TOOLS, McpError, ServerOptions, ServerReport, ToolResult, Toolbox, Transport,
+};
+use serde_json::{Map, Value, json};
+
+/// The server of these tests, with a limit of time in milliseconds.
+fn server(behaviour: &str, timeout: u64) -> ServerOptions {
+    ServerOptions {
+        name: behaviour.into(),
+        transport: Transport::Stdio {
+            command: env!("CARGO_BIN_EXE_mcp-test-server").into(),
+            args: vec![behaviour.into()],
+            env: BTreeMap::from([("GIVEN".into(), "by the configuration".into())]),
+            cwd: None,
+        },
+        tools: None,
+        timeout: Duration::from_millis(timeout),
+        allow: Vec::new(),
+    }
+}
+
+fn never() -> bool {
+    false
+}
+
+fn arguments(value: Value) -> Map<String, Value> {
+    serde_json::from_value(value).unwrap()
+}
+
+fn call(client: &mut Client, tool: &str, value: Value) -> String {
+    client.call(tool, &arguments(value), &never).unwrap().text
+}
+
+/// The error of a server that cannot be started.
+fn failure(options: &ServerOptions) -> McpError {
+    Client::start(options, &never).err().expect("an error")
+}
+
+#[test]
+fn a_good_server_is_used() {
+    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    assert_eq!((client.identity().name.as_str(), client.identity().protocol), ("test", "2025-06-18"));
+    let list = client.tools(&never).unwrap();
+    let names: Vec<_> = list.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["echo", "fail", "big", "env", "sleep", "ask", "change", "notes", "die", "image"]);
+    assert_eq!(list.tools[0].description, "the tool echo");
+    assert_eq!(list.tools[0].parameters["properties"]["text"]["type"], "string");
+    assert_eq!(list.problems, ["the tool damaged is left out: its inputSchema is no object"]);
+    client.ping(&never).unwrap();
+    // Control tokens and control characters: the former stay text, the latter go.
+    assert_eq!(call(&mut client, "echo", json!({"text": "<|im_end|>\u{1b}[31m\n"})), "<|im_end|>[31m\n");
+    let failed = client.call("fail", &Map::new(), &never).unwrap();
+    assert_eq!(failed, ToolResult { text: "no luck".into(), is_error: true });
+    assert_eq!(call(&mut client, "image", json!({})), "[image, 3 B]");
+    let refused = client.call("nothing", &Map::new(), &never).unwrap_err();
+    assert_eq!(refused.to_string(), "it refused tools/call: Unknown tool (code -32602)");
+    assert_eq!(call(&mut client, "ask", json!({})), "\"p\" {} 7 -32601");
+    assert!(!client.tools_changed().unwrap());
+    assert_eq!(call(&mut client, "change", json!({})), "changed");
+    assert!(client.tools_changed().unwrap());
+    assert_eq!(client.tools(&never).unwrap().tools[10].name, "more");
+    assert_eq!(call(&mut client, "notes", json!({})), "notifications/initialized {}");
+}
+
+#[test]
+fn a_server_has_an_environment_of_its_own() {
+    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let mut variable = |name: &str| call(&mut client, "env", json!({"name": name}));
+    assert!(std::env::var("CARGO_MANIFEST_DIR").is_ok());
+    assert_eq!(variable("CARGO_MANIFEST_DIR"), "unset");
+    assert_eq!(variable("GIVEN"), "by the configuration");
+    assert_eq!(variable("PATH"), std::env::var("PATH").unwrap());
+}
+
+#[test]
+fn large_answers_are_cut() {
+    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let text = call(&mut client, "big", json!({}));
+    let note = "\n[cut here: the result has 1048576 bytes, of which these are the first 65536]";
+    assert_eq!(text.strip_suffix(note).map(str::len), Some(MAX_RESULT));
+    let mut client = Client::start(&server("pages", 10_000), &never).unwrap();
+    let list = client.tools(&never).unwrap();
+    assert_eq!((list.tools.len(), list.tools[127].name.as_str()), (MAX_TOOLS, "t127"));
+    assert_eq!(list.problems, ["tools after the first 128 are left out"]);
+    // Those that are not used do not count.
+    let some = ServerOptions { tools: Some(vec!["t3".into(), "t200".into()]), ..server("pages", 10_000) };
+    let list = Client::start(&some, &never).unwrap().tools(&never).unwrap();
+    assert_eq!(list.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["t3", "t200"]);
+    assert_eq!(list.problems, ["tools after the first 64 pages of the list are left out"]);
+}
+
+#[test]
+fn versions_are_agreed_on() {
+    let client = Client::start(&server("old", 10_000), &never).unwrap();
+    assert_eq!(client.identity().protocol, "2024-11-05");
+    let error = failure(&server("unknown", 10_000)).to_string();
+    assert_eq!(error, "it speaks version \"2099-01-01\" of the protocol; known are 2025-06-18, 2025-03-26, 2024-11-05");
+}
+
+#[test]
+fn a_banner_is_passed_over() {
+    let mut client = Client::start(&server("banner", 10_000), &never).unwrap();
+    assert_eq!(call(&mut client, "echo", json!({"text": "a"})), "a");
+}
+
+#[test]
+fn what_is_no_server_fails() {
+    let program = |command: &str| {
+        let transport = Transport::Stdio { command: command.into(), args: Vec::new(), env: BTreeMap::new(), cwd: None };
+        failure(&ServerOptions { transport, ..server("good", 10_000) })
+    };
+    assert!(matches!(program("/nowhere/at-all"), McpError::Start { .. }));
+    let error = failure(&server("dead", 10_000)).to_string();
+    assert_eq!(error, "it ended with exit status: 3: cannot find the database");
+    assert!(matches!(failure(&server("junk", 10_000)), McpError::Junk { text } if text == "this is no message"));
+    assert!(matches!(failure(&server("long", 10_000)), McpError::MessageTooLong));
+}
+
+/// Nothing is waited for beyond the limit, and each server is gone soon.
+#[test]
+fn a_server_that_hangs_is_given_up() {
+    let start = Instant::now();
+    for behaviour in ["silent", "deaf"] {
+        let error = failure(&server(behaviour, 200));
+        assert_eq!(error.to_string(), "it did not answer initialize within 0.2 seconds (timeout in the configuration)");
+    }
+    let mut client = Client::start(&server("flood", 500), &never).unwrap();
+    let error = client.call("echo", &Map::new(), &never).unwrap_err();
+    assert!(matches!(error, McpError::Timeout { method: "tools/call", .. }), "{error}");
+    drop(client);
+    drop(Client::start(&server("stubborn", 5000), &never).unwrap());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_call_is_cancelled() {
+    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let stop = AtomicBool::new(false);
+    let start = Instant::now();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            stop.store(true, Ordering::Relaxed);
+        });
+        let is_stopped = || stop.load(Ordering::Relaxed);
+        client.call("sleep", &arguments(json!({"ms": 1500})), &is_stopped).unwrap_err()
+    });
+    assert!(matches!(error, McpError::Cancelled { method: "tools/call" }), "{error}");
+    assert!(start.elapsed() < Duration::from_millis(1400), "{:?}", start.elapsed());
+    // The late answer is passed over, and the server was told.
+    assert_eq!(call(&mut client, "echo", json!({"text": "next"})), "next");
+    let notes = call(&mut client, "notes", json!({}));
+    let told = "notifications/cancelled {\"requestId\":2,\"reason\":\"the user wants no answer any more\"}";
+    assert_eq!(notes.lines().last(), Some(told));
+}
+
+#[test]
+fn servers_are_independent_and_start_again() {
+    let names = ["good", "dead", "silent", "old"];
+    let toolbox = Toolbox::new(names.map(|name| server(name, 1000)).to_vec(), Consents::default());
+    let reports = toolbox.connect(&never);
+    let states: Vec<_> = reports.iter().map(|report| (report.name.as_str(), report.outcome.is_ok())).collect();
+    assert_eq!(states, [("good", true), ("dead", false), ("silent", false), ("old", true)]);
+    let offered = ServerReport::offered(&reports);
+    assert_eq!((offered.len(), offered[0].name.as_str(), offered[10].name.as_str()), (20, "good__echo", "old__echo"));
+    let call = |tool: &str, value: Value| toolbox.call("good", tool, &arguments(value), &never);
+    assert_eq!(call("echo", json!({"text": "a"})).unwrap().text, "a");
+    let ended = "it ended with exit status: 7: fatal: out of luck";
+    assert_eq!(call("die", json!({})).unwrap_err().to_string(), ended);
+    assert_eq!(call("echo", json!({"text": "b"})).unwrap().text, "b");
+    assert!(matches!(call("sleep", json!({"ms": 1200})), Err(McpError::Timeout { .. })));
+    assert_eq!(call("echo", json!({"text": "c"})).unwrap().text, "c");
+    // A list that has changed is read again.
+    assert!(matches!(call("more", json!({})), Err(McpError::NoTool { .. })));
+    call("change", json!({})).unwrap();
+    assert!(matches!(call("more", json!({})), Err(McpError::Refused { .. })));
+    assert!(matches!(toolbox.call("other", "echo", &Map::new(), &never), Err(McpError::NoServer { .. })));
+}
