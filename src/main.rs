@@ -4,6 +4,7 @@ mod cache_args;
 mod chunks;
 mod cli_error;
 mod commands;
+mod config;
 mod divergence;
 mod download_progress;
 mod embed_texts;
@@ -14,6 +15,8 @@ mod form_args;
 mod interrupt;
 mod log_likelihood;
 mod logits_file;
+mod mcp_config;
+mod mcp_consent;
 mod metadata_text;
 mod model_args;
 mod model_summary;
@@ -52,7 +55,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::cli_error::CliError;
 use crate::commands::{
     bench, chat, compare, completions, detokenize, devices, embed, export_tokenizer, imatrix, info, kernels, launch,
-    list, logits, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
+    list, logits, mcp, perplexity, pull, quantize, rerank, rm, run, serve, synth, tokenize,
 };
 
 const AFTER_HELP: &str = "\
@@ -108,6 +111,7 @@ enum Command {
     #[command(alias = "server")]
     Serve(Box<serve::Args>),
     Launch(launch::Args),
+    Mcp(mcp::Args),
     #[command(visible_alias = "show")]
     Info(info::Args),
     Tokenize(tokenize::Args),
@@ -154,6 +158,7 @@ impl Command {
             Self::Chat(args) => chat::run(args),
             Self::Serve(args) => serve::run(args),
             Self::Launch(args) => launch::run(args),
+            Self::Mcp(args) => mcp::run(args),
             Self::Info(args) => info::run(args),
             Self::Tokenize(args) => tokenize::run(args),
             Self::Detokenize(args) => detokenize::run(args),

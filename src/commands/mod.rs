@@ -15,6 +15,7 @@ pub mod kernels;
 pub mod launch;
 pub mod list;
 pub mod logits;
+pub mod mcp;
 pub mod perplexity;
 pub mod pull;
 pub mod quantize;

@@ -277,6 +277,7 @@ impl Args {
             engine: &self.engine,
             sampling: &self.sampling,
             form: &self.form,
+            tools: None,
         }
     }
 

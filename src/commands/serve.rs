@@ -6,8 +6,8 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use metal_attention_server::http::{
-    HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, ResponseStore,
-    ServeError, StoreLimits, THREADS, serve,
+    HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools,
+    ResponseStore, ServeError, StoreLimits, THREADS, serve,
 };
 use tokio::net::TcpListener;
 #[cfg(unix)]
@@ -18,10 +18,10 @@ use tokio::sync::oneshot;
 
 use crate::cache_args::CacheArgs;
 use crate::cli_error::CliError;
+use crate::config::Config;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::replica_args::ReplicaArgs;
-use crate::served::config::Config;
 use crate::served::{ModelFolders, ServedModel, Setup, say};
 
 const AFTER_HELP: &str = "\
@@ -195,6 +195,11 @@ struct AccessArgs {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
+    /// Let the page call the configuration's MCP tools also where others reach the server; they need a key then, and whoever has it can
+    /// call the tools
+    #[arg(long)]
+    mcp_remote: bool,
+
     /// Let everybody read /metrics without a key
     #[arg(long)]
     open_metrics: bool,
@@ -260,6 +265,7 @@ impl ResponseArgs {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
+    let config = Config::read(args.models.config.as_deref())?;
     let options = args.http_options()?;
     let runtime = runtime().map_err(|e| {
         CliError::General(format!(
@@ -267,7 +273,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         ))
     })?;
     let responses = options.responses.clone();
-    let result = runtime.block_on(listen_and_serve(args, options));
+    let result = runtime.block_on(listen_and_serve(args, config, options));
     responses.flush();
     // A model that is still loading is not waited for.
     runtime.shutdown_background();
@@ -306,9 +312,10 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     Ok(runtime)
 }
 
-async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliError> {
+async fn listen_and_serve(args: &Args, mut config: Config, mut options: HttpOptions) -> Result<(), CliError> {
     let asks_for_key = !options.keys.is_empty();
-    let models = args.models()?;
+    options.tools = args.page_tools(&mut config, asks_for_key)?;
+    let models = args.models(config)?;
     if !models.models.iter().any(|model| model.resident) {
         // There is none to load first, whose load Ctrl-C would end together with the process.
         interrupt::leave();
@@ -328,6 +335,11 @@ async fn listen_and_serve(args: &Args, options: HttpOptions) -> Result<(), CliEr
     if !address.ip().is_loopback() && !asks_for_key {
         tracing::warn!(
             "everybody who reaches {address} can use this server: --api-key or --api-key-file keep others out"
+        );
+    }
+    if options.tools.is_some() && !address.ip().is_loopback() && !args.access.mcp_remote {
+        tracing::warn!(
+            "the page has no MCP tools, because others reach {address}: --mcp-remote and a key let it call them"
         );
     }
     // Before anybody is told that the server runs, and can want to end it.
@@ -403,10 +415,23 @@ impl Args {
         })
     }
 
+    /// The tools that the page may call; `None`: no MCP server is configured.
+    fn page_tools(&self, config: &mut Config, asks_for_key: bool) -> Result<Option<Arc<PageTools>>, CliError> {
+        let is_remote = self.access.mcp_remote;
+        if is_remote && !asks_for_key {
+            let message =
+                "--mcp-remote lets others call tools on this machine: it needs a key, --api-key or --api-key-file";
+            return Err(CliError::Usage(message.into()));
+        }
+        match config.take_toolbox()? {
+            None if is_remote => Err(CliError::Usage("--mcp-remote: no MCP server is in the configuration".into())),
+            toolbox => Ok(toolbox.map(|toolbox| Arc::new(PageTools::new(toolbox, is_remote)))),
+        }
+    }
+
     /// The models. Those that are named are opened here, so that a wrong name is told at once.
-    fn models(&self) -> Result<ModelsOptions, CliError> {
+    fn models(&self, config: Config) -> Result<ModelsOptions, CliError> {
         let args = &self.models;
-        let config = Config::read(args.config.as_deref())?;
         let mut named: Vec<_> = args.named().collect();
         // Of the models of folders more may be loaded than one.
         let n_stored = if args.models_dir.is_empty() { 0 } else { 2 };

@@ -1,4 +1,4 @@
-//! The configuration file: models by name, and what holds for all of them.
+//! The models of the configuration file.
 //!
 //! ```toml
 //! [defaults]
@@ -12,8 +12,7 @@
 //! sampling = { temperature = 0.7, top_p = 0.8 }
 //! ```
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use metal_attention::sampling::NumberOption;
 use metal_attention_server::http::{KeepAlive, ModelConfig, ModelDefaults, SamplingFields};
@@ -22,22 +21,13 @@ use serde::de::{Deserializer, Error};
 
 use super::{ServedModel, Setup};
 use crate::cli_error::CliError;
+use crate::config::Config;
 use crate::model_args::ModelArgs;
-
-/// What the configuration file has.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-pub struct Config {
-    /// What holds for every model that does not say otherwise.
-    defaults: Defaults,
-    /// The models, by their main names.
-    models: BTreeMap<String, ModelSection>,
-}
 
 /// What holds for every model that does not say otherwise.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-struct Defaults {
+pub struct Defaults {
     /// Tokens of the context.
     context: Option<usize>,
     /// What runs the models, as `--device` takes it.
@@ -59,7 +49,7 @@ struct Defaults {
 /// A model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct ModelSection {
+pub struct ModelSection {
     /// A file, a well-known name, or a name on the hub, as `-m` takes it.
     model: PathBuf,
     /// More names; `*` stands for any text.
@@ -97,19 +87,6 @@ impl<'de> Deserialize<'de> for Sampling {
 }
 
 impl Config {
-    /// Reads the file at `path`; without one, the user's own where it is there.
-    pub fn read(path: Option<&Path>) -> Result<Self, CliError> {
-        let given = path.map(Path::to_owned);
-        let Some(path) = given.clone().or_else(|| user_file().filter(|path| path.is_file())) else {
-            return Ok(Self::default());
-        };
-        let text = std::fs::read_to_string(&path)
-            .map_err(|e| CliError::General(format!("cannot read the configuration {}: {e}", path.display())))?;
-        let config = toml::from_str(&text);
-        config
-            .map_err(|e| CliError::Usage(format!("the configuration {}: {}", path.display(), e.to_string().trim_end())))
-    }
-
     /// How many models it names.
     pub fn n_models(&self) -> usize {
         self.models.len()
@@ -153,13 +130,6 @@ impl Config {
         };
         self.models.into_iter().map(model).collect()
     }
-}
-
-/// `metal-attention/config.toml` in the user's folder of configurations.
-fn user_file() -> Option<PathBuf> {
-    let folder = std::env::var_os("XDG_CONFIG_HOME").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".config")))?;
-    Some(folder.join("metal-attention/config.toml"))
 }
 
 #[cfg(test)]

@@ -171,6 +171,12 @@ impl ChatTemplate {
         if self.is_fallback { &["\nUser:", "\nAssistant:"] } else { &[] }
     }
 
+    /// Whether the template tells the model of tools itself. Where it does not, they are described in plain words, which
+    /// models that were not trained with tools follow badly.
+    pub fn knows_tools(&self) -> bool {
+        self.takes_functions_as_text() || Telling::of_template(self.source_for_tools()).tools != Tools::Nowhere
+    }
+
     /// How the model writes tool calls.
     pub fn tool_format(&self) -> ToolFormat {
         self.tool_format

@@ -77,6 +77,20 @@ impl Input {
             },
         }
     }
+
+    /// Whether a person is at a terminal.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal { .. })
+    }
+
+    /// Asks a question of the person at the terminal; `None`: there is no answer.
+    pub fn ask(&mut self, question: &str) -> Result<Option<String>, CliError> {
+        let Self::Terminal { editor, .. } = self else { return Ok(None) };
+        Ok(match read_line(editor, question)? {
+            Line::Text(text) => Some(text),
+            Line::Cleared | Line::End => None,
+        })
+    }
 }
 
 /// The file that keeps what was typed: `METAL_ATTENTION_HISTORY`, unless that is `off`, else a file in the user's folder for

@@ -1,13 +1,14 @@
 //! `chat`: a conversation with a model.
 //!
 //! [`Setup`] is what a conversation needs; `run` without a text begins one, too. `input.rs` reads what the user types, `commands.rs` understands it, `conversation.rs` is what was said, and
-//! `session.rs` has the model answer, and `kept.rs` keeps it in a file; `waker.rs` readies the device while somebody types.
+//! `session.rs` has the model answer, `tools.rs` calls the tools that it asks for, and `kept.rs` keeps it in a file; `waker.rs` readies the device while somebody types.
 
 mod commands;
 pub mod conversation;
 mod input;
 mod kept;
 pub mod session;
+pub mod tools;
 mod waker;
 
 use std::fs::File;
@@ -18,7 +19,7 @@ use std::time::Instant;
 
 use metal_attention::Generator;
 use metal_attention::scheduler::SchedulerOptions;
-use metal_attention_chat::{ChatTemplate, Message, Thinking};
+use metal_attention_chat::{ChatTemplate, Message, Role, Thinking};
 
 use crate::cli_error::CliError;
 use crate::engine_args::EngineArgs;
@@ -37,6 +38,10 @@ use conversation::Conversation;
 use input::Input;
 use kept::KeptSession;
 use session::Session;
+use tools::{Tools, ToolsArgs, Wanted};
+
+/// How often in a row an answer may be calls of tools.
+const MAX_ROUNDS: usize = 20;
 
 const AFTER_HELP: &str = "\
 In a conversation:
@@ -106,6 +111,9 @@ pub struct Args {
 
     #[command(flatten)]
     form: FormArgs,
+
+    #[command(flatten)]
+    tools: ToolsArgs,
 }
 
 /// What a conversation begins with.
@@ -132,6 +140,8 @@ pub struct Setup<'a> {
     pub sampling: &'a SamplingArgs,
     /// What each answer must look like.
     pub form: &'a FormArgs,
+    /// The MCP servers whose tools the model may call.
+    pub tools: Option<Wanted<'a>>,
 }
 
 /// Runs the command.
@@ -152,6 +162,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         engine: &args.engine,
         sampling: &args.sampling,
         form: &args.form,
+        tools: args.tools.wanted(),
     };
     talk(&setup, text.or_else(|| args.prompt.clone()))
 }
@@ -168,6 +179,10 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     let template = match args.chat_template {
         None => ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
         Some(path) => template_file::read(path, &tokenizer)?,
+    };
+    let tools = match args.tools {
+        Some(wanted) => Some(Tools::start(wanted, &template)?),
+        None => None,
     };
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
@@ -192,6 +207,7 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
         stop: args.stop.to_vec(),
         thinking: args.thinking,
         form,
+        tools: tools.as_ref().map(Tools::functions).unwrap_or_default(),
         interactive,
         load: start.elapsed(),
     };
@@ -199,6 +215,7 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
     let mut chat = Chat {
         session,
         kept,
+        tools,
         input: Input::new(interactive)?,
         name: args.model.name(),
         n_vocab: model.spec().n_vocab,
@@ -216,6 +233,7 @@ struct Chat {
     session: Session,
     /// The file that keeps it.
     kept: Option<KeptSession>,
+    tools: Option<Tools>,
     input: Input,
     /// The model's name.
     name: String,
@@ -333,6 +351,7 @@ impl Chat {
             ("device", format!("{}, {}", device.kind, device.name)),
             ("context", format!("{} tokens; the model was trained with {}", pass.n_ctx(), spec.n_ctx_train)),
             ("system", system.to_owned()),
+            ("tools", self.tools.as_ref().map_or_else(|| "none".into(), Tools::names)),
             (
                 "thoughts",
                 self.session.thinking().map_or_else(|| "as its chat template has it".into(), |t| t.to_string()),
@@ -344,8 +363,10 @@ impl Chat {
 
     fn say(&mut self, text: String) -> Result<(), CliError> {
         self.session.conversation.messages.push(Message::user(text));
-        self.session.answer().inspect_err(|_| {
-            self.session.conversation.undo();
+        self.answer().inspect_err(|_| {
+            if !self.has_answer() {
+                self.session.conversation.undo();
+            }
         })
     }
 
@@ -355,7 +376,35 @@ impl Chat {
             return Ok(());
         };
         self.session.next_seed()?;
-        self.session.answer().inspect_err(|_| self.session.conversation.messages.extend(answer))
+        self.answer().inspect_err(|_| {
+            if !self.has_answer() {
+                self.session.conversation.messages.extend(answer);
+            }
+        })
+    }
+
+    /// Whether there is something after the last message of the user, be it a call of a tool.
+    fn has_answer(&self) -> bool {
+        self.session.conversation.messages.last().is_some_and(|message| message.role != Role::User)
+    }
+
+    /// Has the model answer the last message, and calls the tools that it asks for before it does.
+    fn answer(&mut self) -> Result<(), CliError> {
+        for _ in 0..MAX_ROUNDS {
+            let calls = self.session.answer()?;
+            let Some(tools) = self.tools.as_ref().filter(|_| !calls.is_empty()) else { return Ok(()) };
+            for call in calls {
+                let text = tools.call(&call.function.name, &call.function.arguments, &mut self.input)?;
+                let result = Message::new(Role::Tool, text);
+                let (tool_call_id, name) = (Some(call.id), Some(call.function.name));
+                self.session.conversation.messages.push(Message { tool_call_id, name, ..result });
+            }
+            if interrupt::requested() {
+                return Ok(());
+            }
+        }
+        note(&format!("note: the model called tools {MAX_ROUNDS} times in a row: it is not asked again"));
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
 use metal_attention_chat::{
-    AnswerEvent, ChatTemplate, ContextRoom, Continuation, Message, RenderRequest, Thinking, fit_context,
+    AnswerEvent, ChatTemplate, ContextRoom, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall, fit_context,
 };
 use metal_attention_grammar::{Form, Grammars};
 
@@ -34,6 +34,8 @@ pub struct Options {
     pub thinking: Option<Thinking>,
     /// What each answer must look like.
     pub form: Option<Form>,
+    /// The tools that the model may call.
+    pub tools: Vec<Tool>,
     /// A person watches: thoughts are shown, too.
     pub interactive: bool,
     /// How long the model took to load.
@@ -113,8 +115,8 @@ impl Session {
     }
 
     /// Answers the last message: writes the answer to stdout as it comes, and adds it to the conversation. The oldest turns are
-    /// dropped where the context has no room for them and the answer.
-    pub fn answer(&mut self) -> Result<(), CliError> {
+    /// dropped where the context has no room for them and the answer. Returns the tools that the answer calls.
+    pub fn answer(&mut self) -> Result<Vec<ToolCall>, CliError> {
         let n_ctx = self.generator.forward_pass().n_ctx();
         let (begun, ids) = self.fitted(n_ctx)?;
         if let Some(form) = &self.options.form {
@@ -122,25 +124,32 @@ impl Session {
             constrain(&mut self.generator, &self.grammars, form, Some(rendered))?;
         }
         let progress = self.read(&ids)?;
-        let (message, stop_reason) = self.write_answer(&begun, progress)?;
+        let (mut message, stop_reason) = self.write_answer(&begun, progress)?;
         if stop_reason == Some(StopReason::ContextFull) {
             note(&format!("note: the answer ends here because the context of {n_ctx} tokens is full"));
         }
         if self.options.interactive {
             self.print_speed();
         }
+        let is_whole = matches!(stop_reason, Some(StopReason::EndOfGeneration | StopReason::StopString));
+        if !is_whole && !message.tool_calls.is_empty() {
+            note("note: the answer ends within a call of a tool, which is dropped");
+            message.tool_calls.clear();
+            message.content.get_or_insert_default();
+        }
         if stop_reason.is_none() && message.text().is_empty() {
             return Err(CliError::Interrupted);
         }
+        let calls = message.tool_calls.clone();
         self.conversation.messages.push(message);
-        Ok(())
+        Ok(calls)
     }
 
     /// The prompt, and its tokens, of the conversation without the oldest turns that the context has no room for.
     fn fitted(&mut self, n_ctx: usize) -> Result<(Continuation, Vec<u32>), CliError> {
         let messages = self.conversation.with_system();
         let render = |messages: &[Message]| {
-            let request = RenderRequest { messages, ..Default::default() };
+            let request = RenderRequest { messages, tools: &self.options.tools, ..Default::default() };
             let begun = self.template.render_thinking(&request, self.options.thinking);
             let begun = begun.map_err(|e| CliError::Usage(e.to_string()))?;
             let ids = begun.prompt.encode(&self.tokenizer);
@@ -188,7 +197,7 @@ impl Session {
         begun: &Continuation,
         progress: Progress,
     ) -> Result<(Message, Option<StopReason>), CliError> {
-        let mut parser = self.template.continued_parser(begun, &[]);
+        let mut parser = self.template.continued_parser(begun, &self.options.tools);
         let mut output = AnswerOutput::new(self.options.interactive);
         let mut generation = self.generator.generate(GenerateOptions {
             n_predict: self.options.n_predict,
@@ -299,12 +308,15 @@ impl AnswerOutput {
         write(&end)
     }
 
-    /// Ends the line. Returns the answer.
+    /// Ends the line, unless there are calls of tools and no text. Returns the answer.
     pub fn end(mut self) -> Result<Message, CliError> {
         self.end_thoughts()?;
         self.end_style()?;
-        write("\n")?;
-        Ok(Message::from_events(self.events))
+        let message = Message::from_events(self.events);
+        if self.begun || message.tool_calls.is_empty() {
+            write("\n")?;
+        }
+        Ok(message)
     }
 }
 

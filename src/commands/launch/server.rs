@@ -14,10 +14,10 @@ use ureq::Agent;
 use super::MIN_N_CTX;
 use super::tools::Target;
 use crate::cli_error::CliError;
+use crate::config::Config;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
 use crate::progress::Progress;
-use crate::served::config::Config;
 use crate::served::say;
 
 /// Where a server listens that was started without flags.

@@ -104,7 +104,8 @@ pub async fn check_host(State(app): State<App>, request: Request, next: Next) ->
     ApiError::forbidden(message).into_response()
 }
 
-fn is_local(host: &str, also: &[String]) -> bool {
+/// Whether a Host header names this machine, or is one of the names in `also`.
+pub fn is_local(host: &str, also: &[String]) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host();
     let ip = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();

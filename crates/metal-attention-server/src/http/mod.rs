@@ -19,6 +19,7 @@ mod ids;
 mod job;
 mod limits;
 mod llama_cpp;
+mod mcp;
 mod metrics;
 mod models;
 mod notes;
@@ -42,6 +43,7 @@ use app::App;
 use body::Json;
 use error::ApiError;
 pub use job::sampling::SamplingFields;
+pub use mcp::PageTools;
 pub use models::{
     Capabilities, KeepAlive, LoadError, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
     ModelStore, ModelsOptions, NoTime, PullProgress, SourceError, StoredModel,

@@ -1,12 +1,14 @@
 //! How the server is set up.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use super::PageTools;
 use super::responses::ResponseStore;
 
 /// How the server is set up.
@@ -49,6 +51,8 @@ pub struct HttpOptions {
     pub drain_delay: Duration,
     /// How long running requests may go on after that.
     pub grace: Duration,
+    /// The tools of MCP servers that the page may call.
+    pub tools: Option<Arc<PageTools>>,
 }
 
 impl Default for HttpOptions {
@@ -72,6 +76,7 @@ impl Default for HttpOptions {
             timeout: None,
             drain_delay: Duration::ZERO,
             grace: Duration::from_secs(10),
+            tools: None,
         }
     }
 }

@@ -16,10 +16,10 @@ use utoipa_axum::routes;
 use super::llama_cpp::{completion, infill, props, slot_actions, slots, template, tokens};
 use super::openai::{chat, completions, embeddings, models, rerank};
 use super::responses::{create, stored};
-use super::{ApiError, App, anthropic, dialect, guard, health, metrics, notes, ollama, openapi, page};
+use super::{ApiError, App, anthropic, dialect, guard, health, mcp, metrics, notes, ollama, openapi, page};
 
-/// All routes. `checks_host`: only names of this machine may lead here.
-pub fn router(app: &App, checks_host: bool) -> Router {
+/// All routes. `is_loopback`: only this machine reaches the server; `checks_host`: only its names may lead here.
+pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
     let mut closed = OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(chat::chat_completions))
         .routes(at("/chat/completions", routes!(chat::chat_completions)))
@@ -80,6 +80,7 @@ pub fn router(app: &App, checks_host: bool) -> Router {
     let (router, api) = closed.merge(open).split_for_parts();
     let api = openapi::complete(api, &app.options, checks_host);
     let router = router
+        .merge(mcp::router(app, is_loopback))
         .route("/openapi.json", get(move || async move { axum::Json(api) }))
         .route("/", get(page::html))
         .route("/chat.css", get(page::css))

@@ -101,7 +101,7 @@ pub async fn serve(
         beside.spawn(watch(listener, app.clone()));
     }
     beside.spawn(Arc::clone(&app.models).expire());
-    let mut door = Door::new(&app, routes::router(&app, checks_host));
+    let mut door = Door::new(&app, routes::router(&app, on_loopback, checks_host));
     let mut start = pin!(app.models.start());
     let mut is_loading = true;
     let mut failure = None;

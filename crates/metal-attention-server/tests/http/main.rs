@@ -7,6 +7,8 @@ mod defects;
 #[path = "../../../../tests/common/encoder.rs"]
 mod encoder;
 mod llama_cpp;
+#[path = "../../../metal-attention-mcp/tests/common/mod.rs"]
+mod mcp_server;
 mod messages;
 mod no_numbers;
 mod ollama;
@@ -19,6 +21,7 @@ mod slot_files;
 mod stored;
 #[path = "../../../metal-attention/tests/scheduler/support.rs"]
 mod support;
+mod tools;
 mod turns;
 mod values;
 mod watching;

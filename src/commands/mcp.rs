@@ -1,0 +1,194 @@
+//! `mcp`: the MCP servers of the configuration.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+
+use metal_attention_mcp::{OfferedTool, ServerReport, Toolbox};
+use serde_json::{Map, Value, json};
+
+use crate::cli_error::CliError;
+use crate::config::Config;
+use crate::interrupt;
+use crate::mcp_consent::{Consent, QUESTION, shown};
+use crate::metadata_text::{safe, safe_json, safe_lines};
+
+const AFTER_HELP: &str = "\
+The servers are those of [mcp.servers.NAME] in the configuration file; docs/mcp.md says how they are written. Nothing is called \
+without consent: `chat --tools` and `mcp test` ask before each call.
+
+Examples:
+  metal-attention mcp list
+  metal-attention mcp test files
+  metal-attention mcp test files read_file --arguments '{\"path\": \"notes.txt\"}'";
+
+/// Show and try the MCP servers whose tools models may call
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP, arg_required_else_help = true)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+
+    /// File that names the servers [default: metal-attention/config.toml in ~/.config]
+    #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Start all servers, and list their tools
+    List {
+        /// Write one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Start a server, list its tools, and call one
+    Test {
+        /// The server's name in the configuration
+        #[arg(value_name = "SERVER")]
+        server: String,
+        /// The tool to call
+        #[arg(value_name = "TOOL")]
+        tool: Option<String>,
+        /// The tool's arguments, a JSON object
+        #[arg(long, value_name = "JSON", requires = "tool", default_value = "{}")]
+        arguments: String,
+    },
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<(), CliError> {
+    let config = Config::read(args.config.as_deref())?;
+    let _asked = interrupt::ask();
+    match &args.action {
+        Action::List { json } => list(&config.toolbox(&[])?, *json),
+        Action::Test { server, tool: None, .. } => test(&config.toolbox(std::slice::from_ref(server))?).map(drop),
+        Action::Test { server, tool: Some(tool), arguments } => {
+            let arguments: Map<String, Value> = serde_json::from_str(arguments)
+                .map_err(|e| CliError::Usage(format!("--arguments takes a JSON object: {e}")))?;
+            let toolbox = config.toolbox(std::slice::from_ref(server))?;
+            let tools = test(&toolbox)?;
+            let found = tools.iter().find(|offered| offered.tool.name == *tool);
+            let found =
+                found.ok_or_else(|| CliError::Usage(format!("the MCP server {server} has no tool {tool:?}")))?;
+            call(&toolbox, found, &arguments)
+        }
+    }
+}
+
+/// Starts the servers. Ctrl-C ends it.
+fn connect(toolbox: &Toolbox) -> Result<Vec<ServerReport>, CliError> {
+    let reports = toolbox.connect(&interrupt::requested);
+    if interrupt::requested() { Err(CliError::Interrupted) } else { Ok(reports) }
+}
+
+fn list(toolbox: &Toolbox, json: bool) -> Result<(), CliError> {
+    let reports = connect(toolbox)?;
+    let mut out = io::stdout().lock();
+    let written = if json {
+        let servers: Vec<_> = reports.iter().map(|report| server_json(toolbox, report)).collect();
+        writeln!(out, "{}", safe_json(&json!({"servers": servers})))
+    } else {
+        reports.iter().try_for_each(|report| write_server(toolbox, report, &mut out))
+    };
+    written.and_then(|()| out.flush()).map_err(CliError::stdout)
+}
+
+/// Starts the only server and writes what it has. Returns its tools.
+fn test(toolbox: &Toolbox) -> Result<Vec<OfferedTool>, CliError> {
+    let reports = connect(toolbox)?;
+    let mut out = io::stdout().lock();
+    for report in &reports {
+        if let Err(error) = &report.outcome {
+            return Err(CliError::General(format!("the MCP server {}: {error}", report.name)));
+        }
+        write_server(toolbox, report, &mut out).and_then(|()| out.flush()).map_err(CliError::stdout)?;
+    }
+    Ok(ServerReport::offered(&reports))
+}
+
+/// Calls a tool where the user consents, and writes what it gives.
+fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -> Result<(), CliError> {
+    let (server, name) = (&tool.server, &tool.tool.name);
+    let mut err = io::stderr().lock();
+    // Where stderr is closed nobody can be asked either.
+    let _ = writeln!(err, "{}", shown(tool, arguments));
+    if !toolbox.allows(server, name) {
+        match consent(&mut err)? {
+            Consent::Once => {}
+            Consent::Always => {
+                toolbox.allow_always(server, name).map_err(|e| CliError::General(e.to_string()))?;
+            }
+            Consent::No => return Err(CliError::General("not called".into())),
+        }
+    }
+    drop(err);
+    let result = toolbox.call(server, name, arguments, &interrupt::requested);
+    if interrupt::requested() {
+        return Err(CliError::Interrupted);
+    }
+    let result = result.map_err(|error| CliError::General(format!("the MCP server {server}: {error}")))?;
+    if result.is_error {
+        return Err(CliError::General(format!("the tool {name} failed: {}", result.text)));
+    }
+    writeln!(io::stdout(), "{}", safe_lines(&result.text)).map_err(CliError::stdout)
+}
+
+/// Asks on stderr, and reads the answer from a terminal.
+fn consent(err: &mut impl Write) -> Result<Consent, CliError> {
+    if !io::stdin().is_terminal() {
+        let message = "there is nobody to ask: `allow` in the configuration lets a tool be called without a question";
+        return Err(CliError::Usage(message.into()));
+    }
+    loop {
+        let _ = write!(err, "{QUESTION}").and_then(|()| err.flush());
+        let mut answer = String::new();
+        io::stdin().read_line(&mut answer).map_err(|e| CliError::General(format!("cannot read the answer: {e}")))?;
+        if let Some(consent) = Consent::read(&answer) {
+            return Ok(consent);
+        }
+    }
+}
+
+fn write_server(toolbox: &Toolbox, report: &ServerReport, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{}  {}", safe(&report.name), safe(&report.target))?;
+    let (identity, list) = match &report.outcome {
+        Ok(outcome) => outcome,
+        Err(error) => return writeln!(out, "  failed: {}", safe(&error.to_string())),
+    };
+    let names = [&identity.name, &identity.version].map(|name| safe(name)).join(" ");
+    writeln!(out, "  ready: {}, protocol {}", names.trim(), identity.protocol)?;
+    let width = list.tools.iter().map(|tool| safe(&tool.name).len()).max().unwrap_or(0);
+    for tool in &list.tools {
+        let first = safe(tool.description.lines().next().unwrap_or_default());
+        let allowed = if toolbox.allows(&report.name, &tool.name) { " (allowed)" } else { "" };
+        let line = format!("  {:width$}  {first}{allowed}", safe(&tool.name));
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    list.problems.iter().try_for_each(|problem| writeln!(out, "  note: {}", safe(problem)))
+}
+
+fn server_json(toolbox: &Toolbox, report: &ServerReport) -> Value {
+    let mut server = json!({"name": report.name, "target": report.target});
+    match &report.outcome {
+        Err(error) => {
+            server["state"] = "failed".into();
+            server["error"] = error.to_string().into();
+        }
+        Ok((identity, list)) => {
+            let tools = list.tools.iter().map(|tool| {
+                json!({
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.parameters,
+                    "allowed": toolbox.allows(&report.name, &tool.name),
+                })
+            });
+            server["state"] = "ready".into();
+            server["server"] = json!({"name": identity.name, "version": identity.version});
+            server["protocol"] = identity.protocol.into();
+            server["tools"] = tools.collect();
+            server["problems"] = json!(list.problems);
+        }
+    }
+    server
+}
