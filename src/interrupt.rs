@@ -87,8 +87,9 @@ pub fn requested() -> bool {
     WATCH.is_cancelled()
 }
 
-/// Ends the process as Ctrl-C does. What a GPU is still busy with is not waited for.
+/// Ends the process as Ctrl-C does. What a GPU is still busy with is not waited for. MCP servers end with the process.
 pub fn end() -> ! {
+    metal_attention_mcp::kill_servers();
     std::process::exit(i32::from(CliError::Interrupted.exit_code()));
 }
 

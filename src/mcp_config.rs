@@ -124,7 +124,7 @@ impl ServerSection {
             Some(text) => match text.parse() {
                 Ok(KeepAlive::For(time)) if !time.is_zero() && time <= MAX_TIMEOUT => time,
                 Ok(KeepAlive::For(_) | KeepAlive::Forever) | Err(_) => {
-                    return Err(format!("the timeout {text:?} is no time of up to 24h, such as 30s or 2m"));
+                    return Err(format!("the timeout {text:?} is no time of at most 24h, such as 30s or 2m"));
                 }
             },
         };
@@ -136,7 +136,8 @@ impl ServerSection {
 fn fill_in(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let (mut filled, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("${") {
-        let (name, after) = after.split_once('}').ok_or_else(|| format!("in {text:?} no }} ends the ${{"))?;
+        // The value may have a secret, so the error does not quote it.
+        let (name, after) = after.split_once('}').ok_or("a value has ${ without }")?;
         filled += before;
         filled += &variable(name).ok_or_else(|| format!("the environment has no variable {name}"))?;
         rest = after;
@@ -188,7 +189,7 @@ mod tests {
             ("[mcp.servers.a]\nurl = \"x\"\ntimeout = \"25h\"\n", "the timeout \"25h\" is no time"),
             ("[mcp.servers.a]\nurl = \"x\"\ntimeout = \"-1\"\n", "the timeout \"-1\" is no time"),
             ("[mcp.servers.a]\nurl = \"x\"\nheaders = { A = \"${NONE}\" }\n", "no variable NONE"),
-            ("[mcp.servers.a]\nurl = \"x\"\nheaders = { A = \"${TOKEN\" }\n", "no } ends the ${"),
+            ("[mcp.servers.a]\nurl = \"x\"\nheaders = { A = \"${TOKEN\" }\n", "a value has ${ without }"),
             ("[mcp.servers.\"a b\"]\nurl = \"x\"\n", "its name may have"),
             ("[mcp.servers.a]\nurl = \"x\"\nallowed = []\n", "unknown field `allowed`"),
             ("[mcp.server.a]\nurl = \"x\"\n", "unknown field `server`"),

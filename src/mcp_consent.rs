@@ -1,30 +1,28 @@
-//! Whether the user lets a tool be called.
+//! The question for the user's consent to a call of a tool.
 
-use metal_attention_mcp::OfferedTool;
+use metal_attention_mcp::{Consent, OfferedTool};
 use serde_json::{Map, Value};
 
 use crate::metadata_text::safe_lines;
 
-/// What the user says to a call.
+/// The user's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Consent {
-    /// This call and no other.
-    Once,
-    /// This call and all later ones of the tool.
-    Always,
-    /// Not this call.
+pub enum Answer {
+    /// The tool may be called.
+    Yes(Consent),
+    /// It may not be called.
     No,
 }
 
-/// What the user reads before the answer.
+/// The prompt for the answer.
 pub const QUESTION: &str = "call it? [y]es, [n]o, [a]lways: ";
 
-impl Consent {
-    /// What was typed; `None`: it has to be asked again. An empty answer is no consent.
+impl Answer {
+    /// Reads what was typed; `None`: it is no answer. An empty line is no consent.
     pub fn read(answer: &str) -> Option<Self> {
         match answer.trim().to_lowercase().as_str() {
-            "y" | "yes" => Some(Self::Once),
-            "a" | "always" => Some(Self::Always),
+            "y" | "yes" => Some(Self::Yes(Consent::Once)),
+            "a" | "always" => Some(Self::Yes(Consent::Always)),
             "" | "n" | "no" => Some(Self::No),
             _ => None,
         }
@@ -44,14 +42,14 @@ mod tests {
     #[test]
     fn nothing_but_yes_is_consent() {
         for (answer, consent) in [
-            ("y", Some(Consent::Once)),
-            (" YES ", Some(Consent::Once)),
-            ("a", Some(Consent::Always)),
-            ("", Some(Consent::No)),
-            ("n", Some(Consent::No)),
+            ("y", Some(Answer::Yes(Consent::Once))),
+            (" YES ", Some(Answer::Yes(Consent::Once))),
+            ("a", Some(Answer::Yes(Consent::Always))),
+            ("", Some(Answer::No)),
+            ("n", Some(Answer::No)),
             ("yep", None),
         ] {
-            assert_eq!(Consent::read(answer), consent, "{answer:?}");
+            assert_eq!(Answer::read(answer), consent, "{answer:?}");
         }
     }
 }

@@ -171,6 +171,51 @@ fn tools_need_a_model_that_knows_them_and_a_server() {
     assert!(code == Some(2) && errors.contains("no MCP server \"other\""), "{errors}");
 }
 
+/// Servers that do not exit by themselves end with the program, after SIGTERM and after the second Ctrl-C.
+#[cfg(unix)]
+#[test]
+fn servers_end_with_the_program() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::process::{Command, Stdio};
+
+    use nix::sys::signal::{Signal, kill};
+
+    // It has no tools, holds the FIFO open, and ignores the end of its stdin and SIGTERM.
+    let script = r#"
+        exec 3> "$0"; trap '' TERM; read line
+        echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-06-18","capabilities":{},"serverInfo":{}}}'
+        read line; read line
+        echo '{"jsonrpc":"2.0","id":2,"result":{"tools":[]}}'
+        sleep 600"#;
+    for signals in [&[Signal::SIGTERM][..], &[Signal::SIGINT, Signal::SIGINT]] {
+        let folder = tempfile::tempdir().unwrap();
+        let (fifo, config) = (folder.path().join("fifo"), folder.path().join("config.toml"));
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        std::fs::write(&config, format!("[mcp.servers.a]\ncommand = \"sh\"\nargs = ['-c', '''{script}''', {fifo:?}]\n")).unwrap();
+        let mut serve = common::program();
+        serve.args(["serve", "--device", "cpu", "--port", "0", "--config", text(&config)]).stderr(Stdio::piped());
+        let mut serve = serve.spawn().unwrap();
+        let mut lines = BufReader::new(serve.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let address = lines.find_map(|line| Some(line.split_once("listening on http://")?.1.to_owned())).unwrap();
+        let mut list = std::net::TcpStream::connect(&address).unwrap();
+        let head = "Connection: close\r\nSec-Fetch-Site: same-origin\r\n";
+        write!(list, "GET /mcp/tools HTTP/1.1\r\nHost: {address}\r\n{head}\r\n").unwrap();
+        let mut fifo = std::fs::File::open(fifo).unwrap();
+        let mut answer = String::new();
+        list.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with(r#"{"tools":[],"problems":[]}"#), "{answer}");
+        for &signal in signals {
+            kill(nix::unistd::Pid::from_raw(serve.id().cast_signed()), signal).unwrap();
+            if signal == Signal::SIGINT {
+                // The second one comes while the first one is acted on.
+                lines.find(|line| line.contains("shutting down"));
+            }
+        }
+        assert_eq!(fifo.read(&mut [0]).unwrap(), 0);
+        serve.wait().unwrap();
+    }
+}
+
 #[test]
 fn others_reach_tools_with_a_key_only() {
     let setup = Setup::new("");

@@ -3,13 +3,13 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
-use metal_attention_mcp::{OfferedTool, ServerReport, Toolbox};
+use metal_attention_mcp::{Consent, OfferedTool, ServerReport, Toolbox};
 use serde_json::{Map, Value, json};
 
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
-use crate::mcp_consent::{Consent, QUESTION, shown};
+use crate::mcp_consent::{Answer, QUESTION, shown};
 use crate::metadata_text::{safe, safe_json, safe_lines};
 
 const AFTER_HELP: &str = "\
@@ -112,17 +112,9 @@ fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -
     let mut err = io::stderr().lock();
     // Where stderr is closed nobody can be asked either.
     let _ = writeln!(err, "{}", shown(tool, arguments));
-    if !toolbox.allows(server, name) {
-        match consent(&mut err)? {
-            Consent::Once => {}
-            Consent::Always => {
-                toolbox.allow_always(server, name).map_err(|e| CliError::General(e.to_string()))?;
-            }
-            Consent::No => return Err(CliError::General("not called".into())),
-        }
-    }
+    let consent = if toolbox.allows(server, name) { None } else { Some(ask_consent(&mut err)?) };
     drop(err);
-    let result = toolbox.call(server, name, arguments, &interrupt::requested);
+    let result = toolbox.call(server, name, arguments, consent, &interrupt::requested);
     if interrupt::requested() {
         return Err(CliError::Interrupted);
     }
@@ -133,8 +125,8 @@ fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -
     writeln!(io::stdout(), "{}", safe_lines(&result.text)).map_err(CliError::stdout)
 }
 
-/// Asks on stderr, and reads the answer from a terminal.
-fn consent(err: &mut impl Write) -> Result<Consent, CliError> {
+/// Asks on stderr, and reads the answer from the terminal.
+fn ask_consent(err: &mut impl Write) -> Result<Consent, CliError> {
     if !io::stdin().is_terminal() {
         let message = "there is nobody to ask: `allow` in the configuration lets a tool be called without a question";
         return Err(CliError::Usage(message.into()));
@@ -143,20 +135,22 @@ fn consent(err: &mut impl Write) -> Result<Consent, CliError> {
         let _ = write!(err, "{QUESTION}").and_then(|()| err.flush());
         let mut answer = String::new();
         io::stdin().read_line(&mut answer).map_err(|e| CliError::General(format!("cannot read the answer: {e}")))?;
-        if let Some(consent) = Consent::read(&answer) {
-            return Ok(consent);
+        match Answer::read(&answer) {
+            Some(Answer::Yes(consent)) => return Ok(consent),
+            Some(Answer::No) => return Err(CliError::General("not called".into())),
+            None => {}
         }
     }
 }
 
 fn write_server(toolbox: &Toolbox, report: &ServerReport, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{}  {}", safe(&report.name), safe(&report.target))?;
-    let (identity, list) = match &report.outcome {
+    let (info, list) = match &report.outcome {
         Ok(outcome) => outcome,
         Err(error) => return writeln!(out, "  failed: {}", safe(&error.to_string())),
     };
-    let names = [&identity.name, &identity.version].map(|name| safe(name)).join(" ");
-    writeln!(out, "  ready: {}, protocol {}", names.trim(), identity.protocol)?;
+    let names = [&info.name, &info.version].map(|name| safe(name)).join(" ");
+    writeln!(out, "  ready: {}, protocol {}", names.trim(), info.protocol)?;
     let width = list.tools.iter().map(|tool| safe(&tool.name).len()).max().unwrap_or(0);
     for tool in &list.tools {
         let first = safe(tool.description.lines().next().unwrap_or_default());
@@ -174,7 +168,7 @@ fn server_json(toolbox: &Toolbox, report: &ServerReport) -> Value {
             server["state"] = "failed".into();
             server["error"] = error.to_string().into();
         }
-        Ok((identity, list)) => {
+        Ok((info, list)) => {
             let tools = list.tools.iter().map(|tool| {
                 json!({
                     "name": tool.name,
@@ -184,8 +178,8 @@ fn server_json(toolbox: &Toolbox, report: &ServerReport) -> Value {
                 })
             });
             server["state"] = "ready".into();
-            server["server"] = json!({"name": identity.name, "version": identity.version});
-            server["protocol"] = identity.protocol.into();
+            server["server"] = json!({"name": info.name, "version": info.version});
+            server["protocol"] = info.protocol.into();
             server["tools"] = tools.collect();
             server["problems"] = json!(list.problems);
         }

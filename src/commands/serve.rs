@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use metal_attention_mcp::kill_servers;
 use metal_attention_server::http::{
     HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools,
     ResponseStore, ServeError, StoreLimits, THREADS, serve,
@@ -195,8 +196,8 @@ struct AccessArgs {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// Let the page call the configuration's MCP tools also where others reach the server; they need a key then, and whoever has it can
-    /// call the tools
+    /// Let the page call the tools of the configuration's MCP servers from other machines, too; needs a key, and everybody with the
+    /// key can call the tools
     #[arg(long)]
     mcp_remote: bool,
 
@@ -265,8 +266,10 @@ impl ResponseArgs {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let config = Config::read(args.models.config.as_deref())?;
-    let options = args.http_options()?;
+    let mut config = Config::read(args.models.config.as_deref())?;
+    let mut options = args.http_options()?;
+    let tools = args.page_tools(&mut config, !options.keys.is_empty())?;
+    options.tools.clone_from(&tools);
     let runtime = runtime().map_err(|e| {
         CliError::General(format!(
             "cannot start the server's threads: {e}; the limit of processes (ulimit -u) or of memory is too low"
@@ -275,6 +278,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let responses = options.responses.clone();
     let result = runtime.block_on(listen_and_serve(args, config, options));
     responses.flush();
+    if let Some(tools) = tools {
+        tools.close();
+        // Those that are busy with a call.
+        kill_servers();
+    }
     // A model that is still loading is not waited for.
     runtime.shutdown_background();
     result
@@ -312,9 +320,8 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     Ok(runtime)
 }
 
-async fn listen_and_serve(args: &Args, mut config: Config, mut options: HttpOptions) -> Result<(), CliError> {
+async fn listen_and_serve(args: &Args, config: Config, options: HttpOptions) -> Result<(), CliError> {
     let asks_for_key = !options.keys.is_empty();
-    options.tools = args.page_tools(&mut config, asks_for_key)?;
     let models = args.models(config)?;
     if !models.models.iter().any(|model| model.resident) {
         // There is none to load first, whose load Ctrl-C would end together with the process.
@@ -535,7 +542,7 @@ async fn shutdown(mut signals: Signals, stdin: Option<oneshot::Receiver<()>>) {
     }
     tokio::spawn(async move {
         signals.next().await;
-        std::process::exit(i32::from(CliError::Interrupted.exit_code()));
+        interrupt::end();
     });
 }
 

@@ -1,4 +1,4 @@
-//! One server: requests and their answers.
+//! One server: requests and responses.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
@@ -6,78 +6,78 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use crate::connection::{Connection, Event};
-use crate::limits::{MAX_JUNK, MAX_NAME, MAX_PAGES, MAX_TOOLS};
+use crate::limits::{MAX_INVALID, MAX_NAME, MAX_PAGES, MAX_TOOLS};
 use crate::message::{self, Incoming, VERSIONS};
 use crate::text::{beginning, plain};
 use crate::{Cancelled, McpError, ServerOptions, ServerTool, ToolResult};
 
-/// How often it is looked at whether an answer is still wanted.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long a server may take to answer a ping.
-const PING: Duration = Duration::from_secs(5);
+/// How often cancellation is polled during a request.
+const POLL: Duration = Duration::from_millis(50);
+/// How long a server may take to answer a ping, or to accept a notification.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A server that has been started and greeted. It ends with this value.
+/// A connection to a server, which is initialized. Dropping it ends the session and the server's process.
 pub struct Client {
     connection: Connection,
     events: Receiver<Event>,
     options: ServerOptions,
-    identity: Identity,
+    info: ServerInfo,
     next_id: u64,
-    /// The server says that its list of tools is another one by now.
+    /// The server has notified that its list of tools has changed.
     tools_changed: bool,
 }
 
-/// What a server says of itself.
+/// A server as it describes itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct ServerInfo {
     /// Its name.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// The version of the protocol that was agreed on.
+    /// The negotiated version of the protocol.
     pub protocol: &'static str,
 }
 
 /// The tools of a server.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ToolList {
-    /// Those that are used.
+    /// The tools.
     pub tools: Vec<ServerTool>,
-    /// What was left out, and why.
+    /// The tools that are left out, and why.
     pub problems: Vec<String>,
 }
 
 impl Client {
-    /// Starts a server, or begins a session with it.
+    /// Starts the server's process, or opens an HTTP session, and initializes the connection.
     pub fn start(options: &ServerOptions, cancelled: Cancelled) -> Result<Self, McpError> {
         let (connection, events) = Connection::open(options)?;
         let options = options.clone();
         let mut client =
-            Self { connection, events, options, identity: Identity::default(), next_id: 1, tools_changed: false };
-        let hello = json!({
+            Self { connection, events, options, info: ServerInfo::default(), next_id: 1, tools_changed: false };
+        let params = json!({
             "protocolVersion": VERSIONS[0],
             "capabilities": {},
             "clientInfo": {"name": "metal-attention", "version": env!("CARGO_PKG_VERSION")},
         });
-        let answer = client.request("initialize", &fields(hello), client.options.timeout, cancelled)?;
-        let version = answer["protocolVersion"].as_str().unwrap_or_default();
+        let result = client.request("initialize", &fields(params), client.options.timeout, cancelled)?;
+        let version = result["protocolVersion"].as_str().unwrap_or_default();
         let Some(protocol) = VERSIONS.into_iter().find(|known| *known == version) else {
-            return Err(McpError::Version { version: name_of(&answer["protocolVersion"]) });
+            return Err(McpError::Version { version: one_line(&result["protocolVersion"]) });
         };
         client.connection.set_version(protocol);
-        let info = &answer["serverInfo"];
-        client.identity = Identity { name: name_of(&info["name"]), version: name_of(&info["version"]), protocol };
-        let begun = message::notification("notifications/initialized", &Map::new());
-        client.connection.send_first(begun, client.options.timeout)?;
+        let info = &result["serverInfo"];
+        client.info = ServerInfo { name: one_line(&info["name"]), version: one_line(&info["version"]), protocol };
+        let initialized = message::notification("notifications/initialized", &Map::new());
+        client.connection.send_in_order(initialized, client.options.timeout.min(PING_TIMEOUT))?;
         Ok(client)
     }
 
-    /// What the server says of itself.
-    pub fn identity(&self) -> &Identity {
-        &self.identity
+    /// The server as it describes itself.
+    pub fn info(&self) -> &ServerInfo {
+        &self.info
     }
 
-    /// The tools that the server has and the configuration does not leave out.
+    /// Lists the server's tools, those that the configuration selects.
     pub fn tools(&mut self, cancelled: Cancelled) -> Result<ToolList, McpError> {
         const METHOD: &str = "tools/list";
         self.tools_changed = false;
@@ -92,7 +92,7 @@ impl Client {
                 return Err(McpError::Answer { method: METHOD, problem: "it has no list of tools".into() });
             };
             for tool in tools {
-                if tool["name"].as_str().is_some_and(|name| !self.options.uses(name)) {
+                if tool["name"].as_str().is_some_and(|name| !self.options.selects(name)) {
                     continue;
                 }
                 if list.tools.len() == MAX_TOOLS {
@@ -115,7 +115,7 @@ impl Client {
         Ok(list)
     }
 
-    /// Calls a tool.
+    /// Calls a tool, without consent: [`Toolbox::call`](crate::Toolbox::call) checks that.
     pub fn call(
         &mut self,
         tool: &str,
@@ -129,18 +129,18 @@ impl Client {
             .ok_or_else(|| McpError::Answer { method: METHOD, problem: "it has no content".into() })
     }
 
-    /// Makes sure that the server answers.
+    /// Checks that the server answers.
     pub fn ping(&mut self, cancelled: Cancelled) -> Result<(), McpError> {
-        self.request("ping", &Map::new(), self.options.timeout.min(PING), cancelled).map(drop)
+        self.request("ping", &Map::new(), self.options.timeout.min(PING_TIMEOUT), cancelled).map(drop)
     }
 
-    /// Whether the server has said that its list of tools is another one by now. Looks at what has come meanwhile.
+    /// Whether the server has notified, since the last list, that its list of tools has changed.
     pub fn tools_changed(&mut self) -> Result<bool, McpError> {
         self.drain()?;
         Ok(self.tools_changed)
     }
 
-    /// Sends a request and waits for the answer, at most `limit`.
+    /// Sends a request and waits for its response, at most `limit`.
     fn request(
         &mut self,
         method: &'static str,
@@ -152,22 +152,25 @@ impl Client {
         let id = self.next_id;
         self.next_id += 1;
         let sent = self.connection.send(message::request(id, method, params), Some(id), limit);
-        sent.map_err(|error| self.connection.explained(error))?;
+        sent.map_err(|error| self.connection.with_exit_status(error))?;
         let deadline = Instant::now() + limit;
-        let mut junk = 0;
+        let mut n_invalid = 0;
         loop {
             if cancelled() {
-                self.withdraw(id, "the user wants no answer any more");
+                self.cancel(id, "cancelled by the user");
                 return Err(McpError::Cancelled { method });
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                self.withdraw(id, "it took too long");
+                self.cancel(id, "timed out");
                 return Err(McpError::Timeout { method, limit: self.options.timeout });
             }
-            let event = match self.events.recv_timeout(left.min(LOOK)) {
+            let event = match self.events.recv_timeout(left.min(POLL)) {
                 Ok(event) => event,
-                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.connection.reap();
+                    continue;
+                }
                 Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
             };
             match event {
@@ -178,12 +181,12 @@ impl Client {
                         message: error.message,
                     });
                 }
-                Event::Message(message) => self.take(message),
-                Event::Junk(text) => {
+                Event::Message(message) => self.handle(message),
+                Event::Invalid(text) => {
                     tracing::debug!("MCP server {}: no message: {text}", self.options.name);
-                    junk += 1;
-                    if junk > MAX_JUNK {
-                        return Err(McpError::Junk { text });
+                    n_invalid += 1;
+                    if n_invalid > MAX_INVALID {
+                        return Err(McpError::Invalid { text });
                     }
                 }
                 Event::Failed(own, error) if own.is_none_or(|own| own == id) => {
@@ -194,24 +197,24 @@ impl Client {
         }
     }
 
-    /// `error` as that of the request `method`.
+    /// `error` as the error of the request `method`.
     fn failure(&mut self, error: McpError, method: &'static str) -> McpError {
         match error {
             McpError::Connection { source, .. } if matches!(*source, ureq::Error::Timeout(_)) => {
                 McpError::Timeout { method, limit: self.options.timeout }
             }
-            error => self.connection.explained(error),
+            error => self.connection.with_exit_status(error),
         }
     }
 
-    /// Looks at what has come while no answer was awaited.
+    /// Handles what the server has sent between two requests.
     fn drain(&mut self) -> Result<(), McpError> {
-        // A server that sends faster than this looks is left until an answer is awaited, which has a limit of time.
-        for _ in 0..MAX_JUNK {
+        // What a server sends faster than this is left to the next request, which has a timeout.
+        for _ in 0..MAX_INVALID {
             match self.events.try_recv() {
-                Ok(Event::Message(message)) => self.take(message),
-                Ok(Event::Failed(None, error)) => return Err(self.connection.explained(error)),
-                Ok(Event::Junk(_) | Event::Failed(Some(_), _)) => {}
+                Ok(Event::Message(message)) => self.handle(message),
+                Ok(Event::Failed(None, error)) => return Err(self.connection.with_exit_status(error)),
+                Ok(Event::Invalid(_) | Event::Failed(Some(_), _)) => {}
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Err(self.ended()),
             }
@@ -219,22 +222,22 @@ impl Client {
         Ok(())
     }
 
-    /// Takes a message that is not the awaited answer.
-    fn take(&mut self, message: Incoming) {
+    /// Handles a message that is not the response to the request under way.
+    fn handle(&mut self, message: Incoming) {
         match message {
-            // It comes too late.
+            // To a request that was cancelled or timed out, or a second response.
             Incoming::Response { .. } => {}
             Incoming::Request { id, method } => {
-                // One that does not read its answers has none.
-                let _ = self.connection.send(message::answer(&id, &method), None, PING);
+                // A server that does not read its responses gets none.
+                let _ = self.connection.send(message::response(&id, &method), None, PING_TIMEOUT);
             }
             Incoming::Notification { method } => self.tools_changed |= method == "notifications/tools/list_changed",
         }
     }
 
-    /// Tells the server that an answer is not wanted any more.
-    fn withdraw(&mut self, id: u64, reason: &str) {
-        // A client must not withdraw its greeting, after which the connection ends anyway.
+    /// Notifies the server that a request is cancelled.
+    fn cancel(&mut self, id: u64, reason: &str) {
+        // `initialize` must not be cancelled; the connection is closed after it anyway.
         if id > 1 {
             let params = fields(json!({"requestId": id, "reason": reason}));
             let _ = self.notify("notifications/cancelled", &params);
@@ -242,11 +245,11 @@ impl Client {
     }
 
     fn notify(&mut self, method: &'static str, params: &Map<String, Value>) -> Result<(), McpError> {
-        self.connection.send(message::notification(method, params), None, PING)
+        self.connection.send(message::notification(method, params), None, PING_TIMEOUT)
     }
 
     fn ended(&mut self) -> McpError {
-        self.connection.explained(McpError::Ended { status: None, last_words: String::new() })
+        self.connection.with_exit_status(McpError::Ended { status: None, last_line: String::new() })
     }
 }
 
@@ -264,7 +267,7 @@ fn fields(object: Value) -> Map<String, Value> {
     }
 }
 
-/// A name that a server tells, bounded and on one line.
-fn name_of(value: &Value) -> String {
+/// A name or version, bounded and on one line.
+fn one_line(value: &Value) -> String {
     beginning(&plain(value.as_str().unwrap_or_default()).replace(['\n', '\t'], " "), MAX_NAME).to_owned()
 }

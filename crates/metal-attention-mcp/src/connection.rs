@@ -1,11 +1,11 @@
-//! A connection to a server, by either transport.
+//! A connection to a server, by one of the transports.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::http::Http;
-use crate::limits::MAX_HELD;
+use crate::limits::MAX_UNREAD;
 use crate::message::Incoming;
 use crate::stdio::Stdio;
 use crate::{McpError, ServerOptions, Transport};
@@ -14,25 +14,25 @@ use crate::{McpError, ServerOptions, Transport};
 pub enum Event {
     /// A message.
     Message(Incoming),
-    /// The beginning of something that is none.
-    Junk(String),
-    /// The request with this id has no answer; without an id no request has one any more.
+    /// The beginning of a line or event that is no message.
+    Invalid(String),
+    /// The request with this id failed; without an id the connection did.
     Failed(Option<u64>, McpError),
 }
 
-/// A way to send messages to a server.
+/// A connection by one of the transports.
 pub enum Connection {
-    /// To its standard input.
+    /// A child process.
     Stdio(Stdio),
-    /// In HTTP requests.
+    /// HTTP requests.
     Http(Http),
 }
 
 impl Connection {
-    /// Starts the server's program, or gets ready to send HTTP requests; with what comes from the server. What is not
-    /// looked at holds up the server and nothing else.
+    /// Starts the server's process, or prepares HTTP requests. Returns what the server sends, too, through a bounded queue:
+    /// where it is full only the server waits.
     pub fn open(options: &ServerOptions) -> Result<(Self, Receiver<Event>), McpError> {
-        let (sender, events) = sync_channel(MAX_HELD);
+        let (sender, events) = sync_channel(MAX_UNREAD);
         let connection = match &options.transport {
             Transport::Stdio { command, args, env, cwd } => {
                 Self::Stdio(Stdio::start(&options.name, command, args, env, cwd.as_deref(), sender)?)
@@ -42,7 +42,7 @@ impl Connection {
         Ok((connection, events))
     }
 
-    /// Sends a message. `id`: it is a request with this id; its answer, or a failure, is an event within `timeout` over HTTP.
+    /// Sends a message. `id`: it is a request with this id; over HTTP its response, or its failure, is an event within `timeout`.
     pub fn send(&mut self, message: String, id: Option<u64>, timeout: Duration) -> Result<(), McpError> {
         match self {
             Self::Stdio(stdio) => stdio.send(message),
@@ -50,11 +50,11 @@ impl Connection {
         }
     }
 
-    /// Sends a message that has no answer, before any that follows.
-    pub fn send_first(&mut self, message: String, timeout: Duration) -> Result<(), McpError> {
+    /// Sends a notification that the server must have before the messages that follow.
+    pub fn send_in_order(&mut self, message: String, timeout: Duration) -> Result<(), McpError> {
         match self {
             Self::Stdio(stdio) => stdio.send(message),
-            Self::Http(http) => http.send_first(message, timeout),
+            Self::Http(http) => http.send_in_order(message, timeout),
         }
     }
 
@@ -66,10 +66,19 @@ impl Connection {
         }
     }
 
-    /// `error` with what is known of how the server's process ended.
-    pub fn explained(&mut self, error: McpError) -> McpError {
+    /// Where the server's process has exited, ends the processes that it has started: they may hold its stdout open, whose end is
+    /// awaited.
+    pub fn reap(&mut self) {
+        match self {
+            Self::Stdio(stdio) => stdio.reap(),
+            Self::Http(_) => {}
+        }
+    }
+
+    /// `error`, for a process that has exited with its exit status.
+    pub fn with_exit_status(&mut self, error: McpError) -> McpError {
         match (self, error) {
-            (Self::Stdio(stdio), McpError::Ended { .. }) => stdio.ended(),
+            (Self::Stdio(stdio), McpError::Ended { .. }) => stdio.exit_error(),
             (Self::Stdio(_) | Self::Http(_), error) => error,
         }
     }

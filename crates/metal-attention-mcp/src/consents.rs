@@ -1,4 +1,4 @@
-//! Tools that the user has allowed for good.
+//! Consent to calls of tools.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,25 +13,35 @@ use crate::ServerOptions;
 /// Bytes of the file.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Tools that are called without a question: those of the configuration, and those in a file that this program keeps. The
-/// configuration is the user's own text and is never written to.
+/// The user's consent to a call of a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Consent {
+    /// To this call.
+    Once,
+    /// To this call and all later calls of the tool.
+    Always,
+}
+
+/// The tools that are called without asking for consent: those of the configuration, and those of [`Consent::Always`], which
+/// are kept in a file. The configuration is the user's own text and is never written to.
 #[derive(Debug, Default)]
 pub struct Consents {
-    /// The file; `None`: nothing is kept.
+    /// The file; `None`: consents last as long as this value.
     path: Option<PathBuf>,
     kept: Mutex<Kept>,
 }
 
-/// What is in the file: the servers by their names.
+/// The content of the file: the servers by their names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Kept {
     servers: BTreeMap<String, KeptServer>,
 }
 
-/// The tools of a server that are allowed.
+/// The tools of a server that are always allowed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct KeptServer {
-    /// What the name stood for when its tools were allowed. For another program or address nothing is.
+    /// The server's command line or URL at the time of the consent, which does not hold for another one.
     target: String,
     tools: Vec<String>,
 }
@@ -44,26 +54,26 @@ pub enum ConsentError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// It cannot be written.
-    #[error("cannot keep in {} that a tool is always allowed: {source}", path.display())]
+    #[error("the tool was not called: cannot keep in {} that it is always allowed: {source}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl Consents {
-    /// Those of the configuration, and those in the file at `path`, which need not be there.
+    /// Reads the file at `path`, which need not exist.
     pub fn read(path: &Path) -> Result<Self, ConsentError> {
         Ok(Self { path: Some(path.to_owned()), kept: Mutex::new(read(path)?) })
     }
 
-    /// Whether a tool of `server` is called without a question.
+    /// Whether a tool of `server` is called without asking for consent.
     pub fn allows(&self, server: &ServerOptions, tool: &str) -> bool {
         if server.allow.iter().any(|allowed| allowed == tool) {
             return true;
@@ -73,8 +83,8 @@ impl Consents {
         of_server.is_some_and(|kept| kept.tools.iter().any(|allowed| allowed == tool))
     }
 
-    /// From now on a tool of `server` is called without a question.
-    pub fn allow_always(&self, server: &ServerOptions, tool: &str) -> Result<(), ConsentError> {
+    /// Keeps that a tool of `server` is always allowed.
+    pub fn keep(&self, server: &ServerOptions, tool: &str) -> Result<(), ConsentError> {
         if self.allows(server, tool) {
             return Ok(());
         }
@@ -109,7 +119,7 @@ fn read(path: &Path) -> Result<Kept, ConsentError> {
     read().map_err(|source| ConsentError::Read { path: path.to_owned(), source })
 }
 
-/// Puts the file in its place when it is complete. Nobody else may read it or write to it.
+/// Replaces the file in one step. Other users can neither read nor write it.
 fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -125,7 +135,7 @@ fn write(path: &Path, kept: &Kept) -> io::Result<()> {
         fs::rename(&partial, path)
     })();
     if written.is_err() {
-        // The error that led here says more.
+        // The first error is the one to report.
         let _ = fs::remove_file(&partial);
     }
     written
@@ -162,18 +172,18 @@ mod tests {
             ["read", "write", "delete"].map(|tool| consents.allows(server, tool))
         };
         assert_eq!(allowed(&consents, &server("a")), [true, false, false]);
-        consents.allow_always(&server("a"), "read").unwrap();
+        consents.keep(&server("a"), "read").unwrap();
         assert!(!path.exists());
-        consents.allow_always(&server("a"), "write").unwrap();
-        consents.allow_always(&server("a"), "write").unwrap();
+        consents.keep(&server("a"), "write").unwrap();
+        consents.keep(&server("a"), "write").unwrap();
         let again = Consents::read(&path).unwrap();
         for consents in [&consents, &again] {
             assert_eq!(allowed(consents, &server("a")), [true, true, false]);
             assert_eq!(allowed(consents, &server("b")), [true, false, false]);
         }
         // Another process's are kept, and those of another program go.
-        again.allow_always(&server("a"), "delete").unwrap();
-        consents.allow_always(&server("b"), "write").unwrap();
+        again.keep(&server("a"), "delete").unwrap();
+        consents.keep(&server("b"), "write").unwrap();
         let text = fs::read_to_string(&path).unwrap();
         let kept: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(kept, serde_json::json!({"servers": {"files": {"target": "b /tmp", "tools": ["write"]}}}));

@@ -3,71 +3,72 @@
 use std::io;
 use std::time::Duration;
 
+use crate::ConsentError;
 use crate::limits::MAX_MESSAGE;
 use crate::message::VERSIONS;
 
 /// Why a server could not be used. The messages do not name the server.
 #[derive(Debug, thiserror::Error)]
 pub enum McpError {
-    /// Its program does not run.
+    /// Its process cannot be started.
     #[error("cannot start {command:?}: {source}")]
     Start {
         /// The program.
         command: String,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its address is none.
+    /// Its URL is invalid.
     #[error("{url:?} is no http or https URL")]
     Url {
-        /// The address.
+        /// The URL.
         url: String,
     },
-    /// A header that is sent to it cannot be one.
+    /// A header is invalid.
     #[error("the header {name:?} has a name or a value that no header can have")]
     Header {
         /// The header's name. The value may be a secret.
         name: String,
     },
-    /// There is no connection to it, or the connection broke.
+    /// The HTTP connection failed.
     #[error("cannot reach {url}: {source}")]
     Connection {
-        /// The address.
+        /// The URL without its query.
         url: String,
-        /// Why.
+        /// The cause.
         source: Box<ureq::Error>,
     },
     /// An HTTP status that is no success.
     #[error("{url} answered with status {status}{}", quoted(text))]
     Status {
-        /// The address.
+        /// The URL without its query.
         url: String,
         /// The status.
         status: u16,
-        /// The beginning of the answer.
+        /// The beginning of the body.
         text: String,
     },
-    /// The HTTP session is over.
-    #[error("its session is over; the next call begins another one")]
+    /// The HTTP session has ended.
+    #[error("its session has ended; the next call opens another one")]
     SessionEnded,
     /// Its process or its stream of events ended.
-    #[error("it ended{}{}", status.as_ref().map(|status| format!(" with {status}")).unwrap_or_default(), quoted(last_words))]
+    #[error("it ended{}{}", status.as_ref().map(|status| format!(" with {status}")).unwrap_or_default(), quoted(last_line))]
     Ended {
-        /// How its process ended.
+        /// The process's exit status.
         status: Option<String>,
-        /// The end of what it wrote to stderr.
-        last_words: String,
+        /// The last line of its stderr.
+        last_line: String,
     },
-    /// No answer in time.
+    /// No response in time.
     #[error("it did not answer {method} within {} seconds (timeout in the configuration)", limit.as_secs_f64())]
     Timeout {
         /// The request.
         method: &'static str,
-        /// The time that it had.
+        /// The timeout.
         limit: Duration,
     },
-    /// The caller wanted no answer any more.
-    #[error("{method} was stopped before it had an answer")]
+    /// The caller cancelled the request.
+    #[error("{method} was cancelled")]
     Cancelled {
         /// The request.
         method: &'static str,
@@ -75,62 +76,71 @@ pub enum McpError {
     /// A message beyond the limit.
     #[error("it sent a message longer than {MAX_MESSAGE} bytes")]
     MessageTooLong,
-    /// Too much that is no message.
+    /// Too many lines or events that are no messages.
     #[error("it sends what is no JSON-RPC message{}", quoted(text))]
-    Junk {
-        /// The beginning of a part of it.
+    Invalid {
+        /// The beginning of one of them.
         text: String,
     },
-    /// It reads nothing, or answers nothing, and messages wait for it.
+    /// Too many messages are queued for it, or too many requests under way.
     #[error("it does not read what is sent to it")]
-    Deaf,
-    /// An error as the answer.
+    NotReading,
+    /// The response is an error.
     #[error("it refused {method}: {message} (code {code})")]
     Refused {
         /// The request.
         method: &'static str,
-        /// The kind of error.
+        /// JSON-RPC's code.
         code: i64,
-        /// What the server says.
+        /// The server's message.
         message: String,
     },
-    /// An answer without what the protocol wants of it.
-    #[error("its answer to {method} is not what the protocol wants: {problem}")]
+    /// The result of a request is not as the protocol defines it.
+    #[error("its answer to {method} does not follow the protocol: {problem}")]
     Answer {
         /// The request.
         method: &'static str,
         /// What is wrong.
         problem: String,
     },
-    /// A version of the protocol that is not known here.
+    /// An unknown version of the protocol.
     #[error("it speaks version {version:?} of the protocol; known are {}", VERSIONS.join(", "))]
     Version {
         /// Its version.
         version: String,
     },
-    /// The system gave no thread.
+    /// The system has no thread left.
     #[error("cannot start a thread: {0}; the limit of processes (ulimit -u) or of memory is too low")]
     Thread(io::Error),
-    /// There is no such server.
+    /// An unknown server.
     #[error("no MCP server {name:?} is configured; there are: {known}")]
     NoServer {
         /// The name.
         name: String,
-        /// The names there are.
+        /// The names of the servers.
         known: String,
     },
-    /// The server has no such tool, or the configuration leaves it out.
+    /// The server has no such tool, or the configuration does not select it.
     #[error("it has no tool {name:?}; there are: {known}")]
     NoTool {
         /// The name.
         name: String,
-        /// The names there are.
+        /// The names of the tools.
         known: String,
     },
+    /// The user has not consented to the call.
+    #[error("a call of {tool} needs the user's consent")]
+    NoConsent {
+        /// The tool.
+        tool: String,
+    },
+    /// The consent to all calls of the tool could not be kept, so the tool was not called.
+    #[error(transparent)]
+    Consent(#[from] ConsentError),
 }
 
 impl McpError {
-    /// Whether the connection is of no more use: the next request needs a new one.
+    /// Whether the connection cannot be used any more: the next request needs a new one.
     pub(crate) fn ends_connection(&self) -> bool {
         match self {
             Self::Start { .. }
@@ -140,8 +150,8 @@ impl McpError {
             | Self::SessionEnded
             | Self::Ended { .. }
             | Self::MessageTooLong
-            | Self::Junk { .. }
-            | Self::Deaf
+            | Self::Invalid { .. }
+            | Self::NotReading
             | Self::Version { .. }
             | Self::Thread(_) => true,
             Self::Status { .. }
@@ -150,12 +160,14 @@ impl McpError {
             | Self::Refused { .. }
             | Self::Answer { .. }
             | Self::NoServer { .. }
-            | Self::NoTool { .. } => false,
+            | Self::NoTool { .. }
+            | Self::NoConsent { .. }
+            | Self::Consent(_) => false,
         }
     }
 }
 
-/// `text` where there is some, after a colon.
+/// `text`, unless it is empty, after a colon.
 fn quoted(text: &str) -> String {
     let text = text.trim();
     if text.is_empty() { String::new() } else { format!(": {text}") }

@@ -1,28 +1,28 @@
-//! Server-sent events (the HTML standard, "Parsing an event stream"), as far as MCP uses them: their data.
+//! Server-sent events (the HTML standard, "Parsing an event stream"), as far as MCP uses them: the data.
 
 use std::io::{BufRead, BufReader, Read};
 
 use crate::limits::MAX_MESSAGE;
 
-/// Reads events.
+/// A stream of events.
 pub struct EventStream<R>(BufReader<R>);
 
-/// Why there is no next event.
+/// Why there is no next event or line.
 #[derive(Debug)]
 pub enum StreamEnd {
     /// The stream is over, or broke.
     Ended,
-    /// An event is longer than a message may be.
+    /// The event or line is longer than the limit.
     TooLong,
 }
 
 impl<R: Read> EventStream<R> {
-    /// The events that `reader` gives.
+    /// The events of `reader`.
     pub fn new(reader: R) -> Self {
         Self(BufReader::new(reader))
     }
 
-    /// The data of the next event that has any.
+    /// The data of the next event that has data.
     pub fn next(&mut self) -> Result<Vec<u8>, StreamEnd> {
         let mut data: Option<Vec<u8>> = None;
         loop {
@@ -47,7 +47,7 @@ impl<R: Read> EventStream<R> {
     }
 }
 
-/// The next line without what ends it, of at most `most` bytes. A last line that nothing ends is none.
+/// The next line without its line break, of at most `most` bytes. A last line without a line break is incomplete and dropped.
 pub fn read_line(reader: &mut impl BufRead, most: usize) -> Result<Vec<u8>, StreamEnd> {
     let mut line = Vec::new();
     let read = reader.take(most as u64 + 2).read_until(b'\n', &mut line);

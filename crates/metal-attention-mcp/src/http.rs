@@ -1,5 +1,5 @@
-//! A server that answers HTTP requests (the transport "streamable HTTP"): a message is a request of its own, whose answer
-//! is a message or a stream of them.
+//! The transport "streamable HTTP": each message is an HTTP request, whose response is a message or a stream of messages.
+//! Streams that are no response (GET) are not opened.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,49 +20,51 @@ use crate::text::excerpt;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
-/// Characters of a session's id.
+/// Bytes of a session's id.
 const MAX_SESSION: usize = 1 << 10;
-/// How long the end of a session may take.
-const ENDING: Duration = Duration::from_secs(2);
+/// How long the DELETE request that ends a session may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A server's address, and the session with it.
+/// A session with a server.
 pub struct Http {
     shared: Arc<Shared>,
     version: Option<&'static str>,
     events: SyncSender<Event>,
 }
 
-/// What the threads of requests share.
+/// What the threads of concurrent requests share.
 struct Shared {
     agent: Agent,
     url: String,
+    /// The URL without user, password and query, which may be secrets: for errors, which the model may read.
+    shown_url: String,
     headers: Vec<(HeaderName, HeaderValue)>,
     session: Mutex<Option<HeaderValue>>,
-    /// Requests that are under way.
+    /// The number of requests under way.
     running: AtomicUsize,
 }
 
 impl Http {
-    /// A connection to the server at `url`; what it answers becomes `events`.
+    /// A connection to the server at `url`; the messages that it sends become `events`.
     pub fn new(url: &str, headers: &BTreeMap<String, String>, events: SyncSender<Event>) -> Result<Self, McpError> {
-        let no_url = || McpError::Url { url: url.to_owned() };
-        let uri: Uri = url.parse().map_err(|_| no_url())?;
-        let host = uri.host().ok_or_else(no_url)?;
-        if !matches!(uri.scheme_str(), Some("http" | "https")) {
-            return Err(no_url());
-        }
+        let invalid = || McpError::Url { url: url.to_owned() };
+        let uri: Uri = url.parse().map_err(|_| invalid())?;
+        let host = uri.host().ok_or_else(invalid)?;
+        let scheme = uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https")).ok_or_else(invalid)?;
+        let port = uri.port().map(|port| format!(":{port}")).unwrap_or_default();
+        let shown_url = format!("{scheme}://{host}{port}{}", uri.path());
         let header = |(name, value): (&String, &String)| {
-            let wrong = || McpError::Header { name: name.clone() };
-            let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
+            let invalid = || McpError::Header { name: name.clone() };
+            let mut value = HeaderValue::from_str(value).map_err(|_| invalid())?;
             value.set_sensitive(true);
-            Ok((HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value))
+            Ok((HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid())?, value))
         };
         let headers = headers.iter().map(header).collect::<Result<_, McpError>>()?;
         let mut config = Agent::config_builder()
             .user_agent(concat!("metal-attention/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
             .http_status_as_error(false)
-            // A redirect would take the headers, which may be secrets, elsewhere.
+            // A redirect would send the headers, which may be secrets, to another server.
             .max_redirects(0)
             .max_redirects_will_error(false);
         if is_this_machine(host) {
@@ -71,6 +73,7 @@ impl Http {
         let shared = Shared {
             agent: config.build().into(),
             url: url.to_owned(),
+            shown_url,
             headers,
             session: Mutex::default(),
             running: AtomicUsize::new(0),
@@ -78,30 +81,33 @@ impl Http {
         Ok(Self { shared: Arc::new(shared), version: None, events })
     }
 
-    /// The version of the protocol that was agreed on, which each further request tells.
+    /// Sets the negotiated version of the protocol, which is a header of all requests from now on.
     pub fn set_version(&mut self, version: &'static str) {
         self.version = Some(version);
     }
 
-    /// Sends a message; the answer becomes events.
+    /// Sends a message on a thread of its own; the response becomes events.
     pub fn send(&self, message: String, id: Option<u64>, timeout: Duration) -> Result<(), McpError> {
         let running = Running::of(&self.shared)?;
         let (version, events) = (self.version, self.events.clone());
         spawn(move || {
-            if let Err(error) = running.0.post(message, id, version, timeout, &events) {
-                // Where nobody listens any more the connection has ended.
-                let _ = events.send(Event::Failed(id, error));
+            match (running.0.post(message, id, version, timeout, &events), id) {
+                (Ok(()), _) => {}
+                // Without a receiver the connection is closed already.
+                (Err(error), Some(_)) => drop(events.send(Event::Failed(id, error))),
+                // A server may refuse notifications; the next request meets what is wrong with the connection itself.
+                (Err(error), None) => tracing::debug!("MCP: a notification failed: {error}"),
             }
         })?;
         Ok(())
     }
 
-    /// Sends a message that has no answer, and waits until the server has it.
-    pub fn send_first(&self, message: String, timeout: Duration) -> Result<(), McpError> {
+    /// Sends a notification, and waits until the server has accepted it.
+    pub fn send_in_order(&self, message: String, timeout: Duration) -> Result<(), McpError> {
         self.shared.post(message, None, self.version, timeout, &self.events)
     }
 
-    /// Tells the server that the session is over.
+    /// Ends the session.
     pub fn close(&self) {
         let Some(session) = self.shared.session().take() else { return };
         let mut request = self.shared.agent.delete(&self.shared.url).header(SESSION, session);
@@ -111,8 +117,8 @@ impl Http {
         if let Some(version) = self.version {
             request = request.header(VERSION, version);
         }
-        // A server that does not know how to end sessions says so, and one that is gone has none.
-        let _ = request.config().timeout_global(Some(ENDING)).build().call();
+        // A server may not support the end of sessions (405), or have forgotten this one (404).
+        let _ = request.config().timeout_global(Some(CLOSE_TIMEOUT)).build().call();
     }
 }
 
@@ -121,7 +127,7 @@ impl Shared {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts a message, and hands out those of the answer, up to the response to the request `id`.
+    /// Posts a message, and delivers the messages of the HTTP response, up to the response to the request `id`.
     fn post(
         &self,
         message: String,
@@ -145,29 +151,27 @@ impl Shared {
         }
         let response = request.config().timeout_global(Some(timeout)).build().send(message);
         let mut response =
-            response.map_err(|source| McpError::Connection { url: self.url.clone(), source: Box::new(source) })?;
+            response.map_err(|source| McpError::Connection { url: self.shown_url.clone(), source: Box::new(source) })?;
         let status = response.status().as_u16();
         if status == 404 && session.is_some() {
-            *self.session() = None;
             return Err(McpError::SessionEnded);
         }
         if !(200..300).contains(&status) {
             let text = response.body_mut().with_config().limit(1 << 16).read_to_vec().unwrap_or_default();
-            return Err(McpError::Status { url: self.url.clone(), status, text: excerpt(&text, MAX_QUOTED) });
+            return Err(McpError::Status { url: self.shown_url.clone(), status, text: excerpt(&text, MAX_QUOTED) });
         }
         if let Some(session) = response.headers().get(SESSION).filter(|id| id.len() <= MAX_SESSION) {
             *self.session() = Some(session.clone());
         }
-        // What follows a notification says nothing.
         let Some(id) = id else { return Ok(()) };
-        read_answer(response, id, events)
+        read_messages(response, id, events)
     }
 }
 
-/// Hands out the messages of an answer, up to the response to the request `id`.
-fn read_answer(mut response: Response<Body>, id: u64, events: &SyncSender<Event>) -> Result<(), McpError> {
+/// Delivers the messages of an HTTP response, up to the response to the request `id`.
+fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<Event>) -> Result<(), McpError> {
     let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let ended = || McpError::Ended { status: None, last_words: String::new() };
+    let ended = || McpError::Ended { status: None, last_line: String::new() };
     if kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream") {
         let body = response.into_body().into_with_config().limit(u64::MAX).reader();
         let mut stream = EventStream::new(body);
@@ -176,11 +180,11 @@ fn read_answer(mut response: Response<Body>, id: u64, events: &SyncSender<Event>
                 StreamEnd::Ended => ended(),
                 StreamEnd::TooLong => McpError::MessageTooLong,
             })?;
-            // An event without data keeps the connection open.
+            // An event without data only keeps the connection open.
             if data.is_empty() {
                 continue;
             }
-            if hand_out(&data, id, events) {
+            if deliver(&data, id, events) {
                 return Ok(());
             }
         }
@@ -190,13 +194,13 @@ fn read_answer(mut response: Response<Body>, id: u64, events: &SyncSender<Event>
         ureq::Error::BodyExceedsLimit(_) => McpError::MessageTooLong,
         _ => ended(),
     })?;
-    if hand_out(&body, id, events) { Ok(()) } else { Err(ended()) }
+    if deliver(&body, id, events) { Ok(()) } else { Err(ended()) }
 }
 
-/// Hands out messages. True: the response to the request `id` is among them, or nobody listens any more.
-fn hand_out(data: &[u8], id: u64, events: &SyncSender<Event>) -> bool {
+/// Delivers the messages of a body or event. True: the response to the request `id` is among them, or the connection is closed.
+fn deliver(data: &[u8], id: u64, events: &SyncSender<Event>) -> bool {
     let Some(messages) = message::parse(data) else {
-        return events.send(Event::Junk(excerpt(data, MAX_QUOTED))).is_err();
+        return events.send(Event::Invalid(excerpt(data, MAX_QUOTED))).is_err();
     };
     let is_response = |message: &Incoming| match message {
         Incoming::Response { id: own, .. } => *own == id,
@@ -214,7 +218,7 @@ impl Running {
     fn of(shared: &Arc<Shared>) -> Result<Self, McpError> {
         if shared.running.fetch_add(1, Ordering::Relaxed) >= MAX_REQUESTS {
             shared.running.fetch_sub(1, Ordering::Relaxed);
-            return Err(McpError::Deaf);
+            return Err(McpError::NotReading);
         }
         Ok(Self(Arc::clone(shared)))
     }
@@ -226,7 +230,7 @@ impl Drop for Running {
     }
 }
 
-/// Whether a host of a URL is this machine, which no proxy leads to.
+/// Whether the host of a URL is this machine: then no proxy is used.
 fn is_this_machine(host: &str) -> bool {
     let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
     ip.is_ok_and(|ip| ip.is_loopback()) || host.eq_ignore_ascii_case("localhost")

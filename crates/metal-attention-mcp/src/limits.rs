@@ -1,4 +1,4 @@
-//! What a server may send.
+//! Limits of what a server may send, and of what is queued for it.
 
 /// Bytes of a message.
 pub const MAX_MESSAGE: usize = 4 << 20;
@@ -14,13 +14,13 @@ pub(crate) const MAX_NAME: usize = 128;
 pub(crate) const MAX_DESCRIPTION: usize = 4 << 10;
 /// Pages of a list of tools.
 pub(crate) const MAX_PAGES: usize = 64;
-/// Lines that are no messages, while an answer is awaited.
-pub(crate) const MAX_JUNK: usize = 100;
-/// Messages that are held before they are looked at.
-pub(crate) const MAX_HELD: usize = 4;
-/// Messages that wait to be written to a server.
+/// Invalid messages during a request.
+pub(crate) const MAX_INVALID: usize = 100;
+/// Messages that are read ahead.
+pub(crate) const MAX_UNREAD: usize = 4;
+/// Messages queued for a server's stdin.
 pub(crate) const MAX_UNSENT: usize = 16;
-/// HTTP requests to a server at a time.
+/// Concurrent HTTP requests to a server.
 pub(crate) const MAX_REQUESTS: usize = 8;
-/// Bytes of what an error quotes of a server.
+/// Bytes that an error quotes of what a server sent.
 pub(crate) const MAX_QUOTED: usize = 300;

@@ -8,43 +8,43 @@ use crate::text::{beginning, plain};
 /// Versions of the protocol that are known here, the newest one first.
 pub const VERSIONS: [&str; 3] = ["2025-06-18", "2025-03-26", "2024-11-05"];
 
-/// JSON-RPC's code for a method that there is not.
+/// JSON-RPC's code for an unknown method.
 const METHOD_NOT_FOUND: i64 = -32601;
 
 /// A message of a server.
 #[derive(Debug, PartialEq)]
 pub enum Incoming {
-    /// The answer to the request with this id.
+    /// The response to a request.
     Response {
-        /// The request.
+        /// The request's id.
         id: u64,
         /// The result, or the error.
         outcome: Result<Value, RpcError>,
     },
-    /// A request of the server, which has to be answered.
+    /// A request of the server, which needs a response.
     Request {
-        /// Its id, a number or a text.
+        /// Its id, a number or a string.
         id: Value,
-        /// What the server wants.
+        /// The method.
         method: String,
     },
-    /// Something that has no answer.
+    /// A notification, which has no response.
     Notification {
-        /// What happened.
+        /// The method.
         method: String,
     },
 }
 
-/// An error as an answer.
+/// A response that is an error.
 #[derive(Debug, PartialEq)]
 pub struct RpcError {
-    /// The kind of error.
+    /// JSON-RPC's code.
     pub code: i64,
     /// What the server says.
     pub message: String,
 }
 
-/// Reads a message, or a list of them as version 2025-03-26 allows. `None`: it is something else.
+/// Parses a message, or a batch of messages as version 2025-03-26 allows. `None`: it is neither.
 pub fn parse(text: &[u8]) -> Option<Vec<Incoming>> {
     match serde_json::from_slice(text).ok()? {
         Value::Array(messages) if !messages.is_empty() => messages.into_iter().map(read).collect(),
@@ -86,8 +86,8 @@ pub fn notification(method: &str, params: &Map<String, Value>) -> String {
     json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
 }
 
-/// The answer to a request of the server: only `ping` is offered to it.
-pub fn answer(id: &Value, method: &str) -> String {
+/// The response to a request of the server. The client has no capabilities, so only `ping` has a result.
+pub fn response(id: &Value, method: &str) -> String {
     if method == "ping" {
         return json!({"jsonrpc": "2.0", "id": id, "result": {}}).to_string();
     }

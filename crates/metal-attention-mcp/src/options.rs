@@ -1,5 +1,6 @@
-//! How a server is reached and used.
+//! The configuration of a server.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,33 +10,33 @@ use std::time::Duration;
 pub struct ServerOptions {
     /// Its name in the configuration.
     pub name: String,
-    /// How it is reached.
+    /// The transport.
     pub transport: Transport,
-    /// The tools that are used; `None`: all of them.
+    /// The tools that are selected; `None`: all of them.
     pub tools: Option<Vec<String>>,
-    /// Longest time for its start, for the list of its tools, and for a call.
+    /// The timeout of its start, of the list of its tools, and of a call.
     pub timeout: Duration,
-    /// Tools that are called without a question.
+    /// Tools that are called without asking for consent.
     pub allow: Vec<String>,
 }
 
-/// How a server is reached.
+/// The transport of a server.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Transport {
-    /// It is a program, run with its standard streams as the connection.
+    /// A child process; messages go over its stdin and stdout.
     Stdio {
         /// The program.
         command: String,
         /// Its arguments.
         args: Vec<String>,
-        /// Its environment, besides a few variables that every program needs.
+        /// Its environment, besides a few inherited variables such as `PATH`.
         env: BTreeMap<String, String>,
-        /// The folder that it runs in; `None`: this process's.
+        /// Its working directory; `None`: this process's.
         cwd: Option<PathBuf>,
     },
-    /// It answers HTTP requests.
+    /// Streamable HTTP.
     Http {
-        /// Its address.
+        /// The URL.
         url: String,
         /// Headers of each request, such as a key.
         headers: BTreeMap<String, String>,
@@ -59,18 +60,41 @@ impl std::fmt::Debug for Transport {
 }
 
 impl ServerOptions {
-    /// What is run or reached, on one line.
+    /// The command line or URL. No two commands have the same one.
     pub fn target(&self) -> String {
         match &self.transport {
             Transport::Stdio { command, args, .. } => {
-                [command].into_iter().chain(args).map(String::as_str).collect::<Vec<_>>().join(" ")
+                [command].into_iter().chain(args).map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
             }
             Transport::Http { url, .. } => url.clone(),
         }
     }
 
-    /// Whether a tool of this name is used.
-    pub(crate) fn uses(&self, tool: &str) -> bool {
+    /// Whether a tool of this name is selected.
+    pub(crate) fn selects(&self, tool: &str) -> bool {
         self.tools.as_ref().is_none_or(|tools| tools.iter().any(|name| name == tool))
+    }
+}
+
+/// A word of a command line, quoted where it would be read as several words, or none.
+fn quoted(word: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '"' | '\\');
+    if !word.is_empty() && word.chars().all(is_plain) { word.into() } else { format!("{word:?}").into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_told_apart() {
+        let target = |args: &[&str]| {
+            let args = args.iter().map(|&arg| arg.to_owned()).collect();
+            let transport = Transport::Stdio { command: "run".into(), args, env: BTreeMap::new(), cwd: None };
+            let (tools, timeout, allow) = (None, Duration::ZERO, Vec::new());
+            ServerOptions { name: "a".into(), transport, tools, timeout, allow }.target()
+        };
+        assert_eq!(target(&["-y", "/a b", "", "\"", "é"]), r#"run -y "/a b" "" "\"" é"#);
+        assert_ne!(target(&["a", "b"]), target(&["a b"]));
     }
 }

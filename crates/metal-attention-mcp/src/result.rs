@@ -1,21 +1,21 @@
-//! What a tool gave, as plain text.
+//! The result of a tool, as plain text.
 
 use serde_json::Value;
 
 use crate::limits::MAX_RESULT;
 use crate::text::{beginning, plain};
 
-/// What a call of a tool gave.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolResult {
     /// Plain text, without control characters and of at most [`MAX_RESULT`] bytes, but for a note that it was cut.
     pub text: String,
-    /// The tool says that it failed; the text says why.
+    /// The tool failed; the text says why.
     pub is_error: bool,
 }
 
 impl ToolResult {
-    /// The result of `tools/call`; `None`: it is none.
+    /// Reads the result of `tools/call`; `None`: it has no content.
     pub(crate) fn read(result: &Value) -> Option<Self> {
         let parts = match result.get("content") {
             Some(Value::Array(parts)) => parts.as_slice(),
@@ -31,7 +31,7 @@ impl ToolResult {
         Some(Self { text: bounded(&plain(&texts.collect::<Vec<_>>().join("\n"))), is_error })
     }
 
-    /// What the model reads.
+    /// The text of the message to the model.
     pub fn for_model(&self) -> String {
         match (self.is_error, self.text.is_empty()) {
             (false, false) => self.text.clone(),
@@ -42,7 +42,7 @@ impl ToolResult {
     }
 }
 
-/// A part of a result as text.
+/// A content block as text.
 fn text_of(part: &Value) -> String {
     let field = |name: &str| part[name].as_str().unwrap_or_default();
     match field("type") {
@@ -59,7 +59,7 @@ fn text_of(part: &Value) -> String {
             }
         }
         "resource_link" => format!("[resource {}]", field("uri")),
-        "" => "[a part of no type]".to_owned(),
+        "" => "[content of unknown type]".to_owned(),
         kind => format!("[{}]", beginning(kind, 64)),
     }
 }
@@ -98,7 +98,7 @@ mod tests {
             7,
         ]);
         let text = "a[2J\n\n[image, 12 kB]\n[audio, 3 B]\ninner\n[resource file:///y, 3 B]\n[resource file:///z]\n\
-                    [hologram]\n[a part of no type]";
+                    [hologram]\n[content of unknown type]";
         let result = |is_error| Some(ToolResult { text: text.into(), is_error });
         assert_eq!(ToolResult::read(&json!({"content": parts})), result(false));
         assert_eq!(ToolResult::read(&json!({"content": parts, "isError": true})), result(true));

@@ -1,12 +1,12 @@
-//! A server that is a program: a message is a line of its standard input and output.
+//! The transport "stdio": the server is a child process, and a message is a line of its stdin or stdout.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio as Stream};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::McpError;
@@ -14,9 +14,10 @@ use crate::connection::{Event, spawn};
 use crate::event_stream::{StreamEnd, read_line};
 use crate::limits::{MAX_MESSAGE, MAX_QUOTED, MAX_UNSENT};
 use crate::message;
+use crate::process_groups;
 use crate::text::excerpt;
 
-/// Variables that a server's program gets of this process's environment: no keys and tokens are among them.
+/// Variables that a server inherits from this process's environment. Keys and tokens are not among them.
 const INHERITED: [&str; 22] = [
     "APPDATA",
     "HOME",
@@ -42,24 +43,28 @@ const INHERITED: [&str; 22] = [
     "XDG_RUNTIME_DIR",
 ];
 
-/// How long a program may take to end once its input is closed, and again once it is told to.
-const ENDING: Duration = Duration::from_secs(1);
-/// How often it is looked at whether it has ended.
-const LOOK: Duration = Duration::from_millis(5);
+/// How long a server may take to exit after its stdin is closed, and again after SIGTERM.
+const EXIT_GRACE: Duration = Duration::from_secs(1);
+/// How long to wait for the exit status and the last line of stderr once stdout has ended.
+const STATUS_WAIT: Duration = Duration::from_millis(200);
+/// How often the exit is polled.
+const POLL: Duration = Duration::from_millis(5);
 /// Bytes of a line of stderr.
 const MAX_LOG_LINE: usize = 4 << 10;
 
-/// A server's program.
+/// The child process of a server.
 pub struct Stdio {
     child: Child,
-    /// Lines for its input; `None`: that is closed.
-    input: Option<SyncSender<String>>,
-    /// The last line of its stderr.
-    last_words: Arc<Mutex<String>>,
+    /// Lines to write to stdin; `None`: stdin is closed.
+    stdin: Option<SyncSender<String>>,
+    /// The thread that reads stderr, and the last line that it has read.
+    stderr: Option<JoinHandle<()>>,
+    last_line: Arc<Mutex<String>>,
+    has_exited: bool,
 }
 
 impl Stdio {
-    /// Starts the program of the server `name`; what it writes becomes `events`.
+    /// Starts the process of the server `name`; what it writes to stdout becomes `events`.
     pub fn start(
         name: &str,
         command: &str,
@@ -75,116 +80,125 @@ impl Stdio {
         if let Some(cwd) = cwd {
             program.current_dir(cwd);
         }
-        // Ctrl-C in a terminal ends a call, and not the server.
+        // A process group of its own: Ctrl-C in the terminal cancels a call and does not reach the server, and a signal
+        // to the group also reaches the processes that the server has started.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut program, 0);
         let mut child = program.spawn().map_err(|source| McpError::Start { command: command.to_owned(), source })?;
-        let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        process_groups::add(child.id());
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (sender, lines) = sync_channel(MAX_UNSENT);
-        let mut stdio = Self { child, input: Some(sender), last_words: Arc::default() };
+        let mut stdio =
+            Self { child, stdin: Some(sender), stderr: None, last_line: Arc::default(), has_exited: false };
         let started = (|| {
-            if let Some(input) = input {
-                spawn(move || write_lines(input, &lines))?;
+            if let Some(stdin) = stdin {
+                spawn(move || write_lines(stdin, &lines))?;
             }
-            if let Some(output) = output {
-                spawn(move || read_messages(output, &events))?;
+            if let Some(stdout) = stdout {
+                spawn(move || read_messages(stdout, &events))?;
             }
-            if let Some(errors) = errors {
-                let (name, last_words) = (name.to_owned(), Arc::clone(&stdio.last_words));
-                spawn(move || log(&name, errors, &last_words))?;
+            if let Some(stderr) = stderr {
+                let (name, last_line) = (name.to_owned(), Arc::clone(&stdio.last_line));
+                stdio.stderr = Some(spawn(move || log_lines(&name, stderr, &last_line))?);
             }
             Ok(())
         })();
         started.inspect_err(|_| stdio.close()).map(|()| stdio)
     }
 
-    /// Sends a message.
+    /// Queues a message for stdin.
     pub fn send(&self, message: String) -> Result<(), McpError> {
-        let Some(input) = &self.input else { return Err(ended_somehow()) };
-        input.try_send(message).map_err(|error| match error {
-            TrySendError::Full(_) => McpError::Deaf,
-            TrySendError::Disconnected(_) => ended_somehow(),
+        let Some(stdin) = &self.stdin else { return Err(ended()) };
+        stdin.try_send(message).map_err(|error| match error {
+            TrySendError::Full(_) => McpError::NotReading,
+            TrySendError::Disconnected(_) => ended(),
         })
     }
 
-    /// The error of a program that has ended, or is about to.
-    pub fn ended(&mut self) -> McpError {
-        let status = self.wait(Duration::from_millis(200)).then(|| self.child.try_wait().ok().flatten()).flatten();
-        let last_words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        McpError::Ended { status: status.map(|status| status.to_string()), last_words }
+    /// The error of a process that has exited, or is about to: with its exit status and the last line of its stderr.
+    pub fn exit_error(&mut self) -> McpError {
+        let deadline = Instant::now() + STATUS_WAIT;
+        let has_exited = self.wait_until(deadline);
+        while self.stderr.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
+        let status = has_exited.then(|| self.child.try_wait().ok().flatten()).flatten();
+        let last_line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        McpError::Ended { status: status.map(|status| status.to_string()), last_line }
     }
 
-    /// Ends the program: by the end of its input, else by signals.
+    /// Ends the process, and the processes that it has started: closes its stdin, then sends SIGTERM, then SIGKILL.
     pub fn close(&mut self) {
-        self.input = None;
-        if self.wait(ENDING) {
+        self.stdin = None;
+        if self.wait_until(Instant::now() + EXIT_GRACE) {
             return;
         }
-        #[cfg(unix)]
-        {
-            self.signal(nix::sys::signal::Signal::SIGTERM);
-            if self.wait(ENDING) {
-                return;
-            }
-            self.signal(nix::sys::signal::Signal::SIGKILL);
+        process_groups::terminate(self.child.id());
+        if self.wait_until(Instant::now() + EXIT_GRACE) {
+            return;
         }
-        // A process that cannot be killed is gone already.
+        process_groups::kill(self.child.id());
+        // Where there are no process groups. A process that cannot be killed has exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        process_groups::remove(self.child.id());
+        self.has_exited = true;
     }
 
-    /// Sends a signal to the program and those that it has started.
-    #[cfg(unix)]
-    fn signal(&self, signal: nix::sys::signal::Signal) {
-        let group = nix::unistd::Pid::from_raw(self.child.id() as i32);
-        // A process that is gone takes none.
-        let _ = nix::sys::signal::killpg(group, signal);
+    /// Ends the processes that a process has started which has exited.
+    pub fn reap(&mut self) {
+        self.wait_until(Instant::now());
     }
 
-    /// Waits for the program's end. False: it has not ended by then.
-    fn wait(&mut self, longest: Duration) -> bool {
-        let start = Instant::now();
-        loop {
+    /// Waits for the process's exit. False: it has not exited by `deadline`.
+    fn wait_until(&mut self, deadline: Instant) -> bool {
+        while !self.has_exited {
             match self.child.try_wait() {
-                Ok(None) if start.elapsed() < longest => thread::sleep(LOOK),
+                Ok(None) if Instant::now() < deadline => thread::sleep(POLL),
                 Ok(None) => return false,
-                Ok(Some(_)) | Err(_) => return true,
+                Ok(Some(_)) | Err(_) => {
+                    // What it has started does not outlive it.
+                    process_groups::kill(self.child.id());
+                    process_groups::remove(self.child.id());
+                    self.has_exited = true;
+                }
             }
         }
+        true
     }
 }
 
-/// The error of a program of whose end nothing is known yet.
-fn ended_somehow() -> McpError {
-    McpError::Ended { status: None, last_words: String::new() }
+/// The error of a process whose exit status is not known yet.
+fn ended() -> McpError {
+    McpError::Ended { status: None, last_line: String::new() }
 }
 
-/// Writes messages until there are none any more, or nobody reads them.
-fn write_lines(mut input: impl Write, lines: &Receiver<String>) {
+/// Writes messages until the connection is closed or the process no longer reads.
+fn write_lines(mut stdin: impl Write, lines: &Receiver<String>) {
     for mut line in lines {
         line.push('\n');
-        if input.write_all(line.as_bytes()).and_then(|()| input.flush()).is_err() {
+        if stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_err() {
             return;
         }
     }
 }
 
-/// Reads messages until the program's output ends, or nobody wants them.
-fn read_messages(output: impl Read, events: &SyncSender<Event>) {
-    let mut output = BufReader::new(output);
+/// Reads messages until stdout ends or the connection is closed.
+fn read_messages(stdout: impl Read, events: &SyncSender<Event>) {
+    let mut stdout = BufReader::new(stdout);
     loop {
-        let sent = match read_line(&mut output, MAX_MESSAGE) {
+        let sent = match read_line(&mut stdout, MAX_MESSAGE) {
             Ok(line) if line.trim_ascii().is_empty() => Ok(()),
             Ok(line) => match message::parse(&line) {
                 Some(messages) => messages.into_iter().try_for_each(|message| events.send(Event::Message(message))),
-                None => events.send(Event::Junk(excerpt(&line, MAX_QUOTED))),
+                None => events.send(Event::Invalid(excerpt(&line, MAX_QUOTED))),
             },
             Err(end) => {
                 let error = match end {
-                    StreamEnd::Ended => ended_somehow(),
+                    StreamEnd::Ended => ended(),
                     StreamEnd::TooLong => McpError::MessageTooLong,
                 };
-                // Where nobody listens any more the connection has ended anyway.
+                // Without a receiver the connection is closed already.
                 let _ = events.send(Event::Failed(None, error));
                 return;
             }
@@ -195,14 +209,14 @@ fn read_messages(output: impl Read, events: &SyncSender<Event>) {
     }
 }
 
-/// Logs what a server writes to stderr, and keeps the last line.
-fn log(name: &str, errors: impl Read, last_words: &Mutex<String>) {
-    let mut errors = BufReader::new(errors);
+/// Reads stderr, so that its pipe never fills; logs the lines and keeps the last one.
+fn log_lines(name: &str, stderr: impl Read, last_line: &Mutex<String>) {
+    let mut stderr = BufReader::new(stderr);
     let mut bytes = Vec::new();
     loop {
         bytes.clear();
-        // A line that is longer comes in parts.
-        let part = std::io::BufRead::read_until(&mut (&mut errors).take(MAX_LOG_LINE as u64), b'\n', &mut bytes);
+        // A longer line comes in parts.
+        let part = (&mut stderr).take(MAX_LOG_LINE as u64).read_until(b'\n', &mut bytes);
         if part.is_err() || bytes.is_empty() {
             return;
         }
@@ -211,6 +225,6 @@ fn log(name: &str, errors: impl Read, last_words: &Mutex<String>) {
             continue;
         }
         tracing::debug!("MCP server {name}: {line}");
-        *last_words.lock().unwrap_or_else(PoisonError::into_inner) = excerpt(line.as_bytes(), MAX_QUOTED);
+        *last_line.lock().unwrap_or_else(PoisonError::into_inner) = excerpt(line.as_bytes(), MAX_QUOTED);
     }
 }

@@ -1,4 +1,4 @@
-//! A tool as its server describes it.
+//! A tool of a server.
 
 use serde_json::{Map, Value};
 
@@ -10,14 +10,14 @@ use crate::text::{beginning, plain};
 pub struct ServerTool {
     /// Its name on the server.
     pub name: String,
-    /// What it does, as the server says. Empty: it says nothing.
+    /// The server's description. Empty: there is none.
     pub description: String,
     /// The JSON schema of its arguments, an object.
     pub parameters: Map<String, Value>,
 }
 
 impl ServerTool {
-    /// Reads a tool of a list, or says why it is left out.
+    /// Reads a tool of `tools/list`. The error says why it is left out.
     pub(crate) fn read(mut tool: Value) -> Result<Self, String> {
         let name = tool["name"].as_str().unwrap_or_default().to_owned();
         if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {

@@ -1,15 +1,16 @@
 //! The servers of a configuration, and their tools.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Cancelled, Client, ConsentError, Consents, Identity, McpError, ServerOptions, ServerTool, ToolList, ToolResult,
+    Cancelled, Client, Consent, Consents, McpError, ServerInfo, ServerOptions, ServerTool, ToolList, ToolResult,
 };
 
-/// The servers of a configuration. Each is started when it is first needed, again where it has ended, and ends with this value.
+/// The servers of a configuration. Each is started when it is first needed, and again where it has ended; dropping this value
+/// ends them all.
 #[derive(Debug)]
 pub struct Toolbox {
     servers: Vec<Server>,
@@ -19,7 +20,10 @@ pub struct Toolbox {
 /// A server, started or not.
 struct Server {
     options: ServerOptions,
-    state: Mutex<State>,
+    /// Locked for the whole of a call: a server has one at a time.
+    session: Mutex<Session>,
+    /// The description and tools that it had last; `None`: it was never started.
+    listing: Mutex<Option<(ServerInfo, ToolList)>>,
 }
 
 impl std::fmt::Debug for Server {
@@ -29,28 +33,27 @@ impl std::fmt::Debug for Server {
 }
 
 #[derive(Default)]
-struct State {
+struct Session {
     client: Option<Client>,
-    list: ToolList,
-    /// It took too long to answer: before it is used again it has to answer a ping.
-    is_doubtful: bool,
+    /// The last call timed out: the server must answer a ping before it is used again.
+    timed_out: bool,
 }
 
-/// What came of the start of a server.
+/// The outcome of a server's start.
 #[derive(Debug)]
 pub struct ServerReport {
     /// Its name in the configuration.
     pub name: String,
-    /// What is run or reached.
+    /// Its command line or URL.
     pub target: String,
-    /// What the server says of itself, and its tools.
-    pub outcome: Result<(Identity, ToolList), McpError>,
+    /// Its description and its tools.
+    pub outcome: Result<(ServerInfo, ToolList), McpError>,
 }
 
 /// A tool as it is offered to a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OfferedTool {
-    /// The name that the model calls: letters, digits, `_` and `-`, and no other tool has it.
+    /// The function's name: letters, digits, `_` and `-`, unique among all tools.
     pub name: String,
     /// The server.
     pub server: String,
@@ -59,7 +62,7 @@ pub struct OfferedTool {
 }
 
 impl OfferedTool {
-    /// The tool in the shape of the `OpenAI` API.
+    /// The tool in the form of the `OpenAI` API.
     pub fn function(&self) -> Value {
         let ServerTool { description, parameters, .. } = &self.tool;
         json!({"type": "function", "function": {"name": self.name, "description": description, "parameters": parameters}})
@@ -67,10 +70,10 @@ impl OfferedTool {
 }
 
 impl Toolbox {
-    /// These servers, none of which is started yet.
-    pub fn new(servers: Vec<ServerOptions>, consents: Consents) -> Self {
-        let server = |options| Server { options, state: Mutex::default() };
-        Self { servers: servers.into_iter().map(server).collect(), consents }
+    /// The servers of `options`. None is started yet.
+    pub fn new(options: Vec<ServerOptions>, consents: Consents) -> Self {
+        let server = |options| Server { options, session: Mutex::default(), listing: Mutex::default() };
+        Self { servers: options.into_iter().map(server).collect(), consents }
     }
 
     /// The names of the servers.
@@ -78,7 +81,8 @@ impl Toolbox {
         self.servers.iter().map(|server| server.options.name.as_str())
     }
 
-    /// Starts the servers that are not running, all at once, and lists their tools.
+    /// Starts the servers that are not running, concurrently, and lists their tools. A server that is busy with a call has the
+    /// tools that it had before.
     pub fn connect(&self, cancelled: Cancelled) -> Vec<ServerReport> {
         thread::scope(|scope| {
             let start = |server: &'_ Server| server.report(cancelled);
@@ -95,29 +99,51 @@ impl Toolbox {
         })
     }
 
-    /// Calls a tool. Whether the user allows it is for the caller to know.
+    /// Calls a tool, which needs consent unless it is always allowed.
     pub fn call(
         &self,
         server: &str,
         tool: &str,
         arguments: &Map<String, Value>,
+        consent: Option<Consent>,
         cancelled: Cancelled,
     ) -> Result<ToolResult, McpError> {
-        self.find(server)?.call(tool, arguments, cancelled)
+        let server = self.find(server)?;
+        if consent.is_none() && !self.consents.allows(&server.options, tool) {
+            return Err(McpError::NoConsent { tool: tool.to_owned() });
+        }
+        let mut session = server.session();
+        let client = server.ready(&mut session, cancelled)?;
+        server.check_tool(tool)?;
+        // Only names of tools that exist are kept.
+        match consent {
+            Some(Consent::Always) => self.consents.keep(&server.options, tool)?,
+            Some(Consent::Once) | None => {}
+        }
+        let result = client.call(tool, arguments, cancelled);
+        if let Err(error) = &result {
+            session.timed_out = matches!(error, McpError::Timeout { .. });
+            if error.ends_connection() {
+                session.client = None;
+            }
+        }
+        result
     }
 
-    /// Whether a tool is called without a question.
+    /// Whether a tool is called without asking for consent.
     pub fn allows(&self, server: &str, tool: &str) -> bool {
         self.find(server).is_ok_and(|server| self.consents.allows(&server.options, tool))
     }
 
-    /// From now on a tool is called without a question, by later processes, too.
-    pub fn allow_always(&self, server: &str, tool: &str) -> Result<(), ConsentError> {
-        match self.find(server) {
-            Ok(server) => self.consents.allow_always(&server.options, tool),
-            // Nothing of it can be called.
-            Err(_) => Ok(()),
-        }
+    /// Ends the servers, concurrently: each may take a moment. Those that are busy with a call are left running.
+    pub fn close(&self) {
+        thread::scope(|scope| {
+            for server in &self.servers {
+                let close = || drop(server.session.try_lock().ok().and_then(|mut session| session.client.take()));
+                // Without a thread the server ends with its value.
+                let _ = thread::Builder::new().spawn_scoped(scope, close);
+            }
+        });
     }
 
     fn find(&self, name: &str) -> Result<&Server, McpError> {
@@ -127,76 +153,68 @@ impl Toolbox {
 }
 
 impl Drop for Toolbox {
-    /// Ends all servers at once: each may take its time.
     fn drop(&mut self) {
-        thread::scope(|scope| {
-            for server in &self.servers {
-                // Without a thread the server ends with its value.
-                let _ = thread::Builder::new().spawn_scoped(scope, || drop(server.state().client.take()));
-            }
-        });
+        self.close();
     }
 }
 
 impl Server {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listing(&self) -> MutexGuard<'_, Option<(ServerInfo, ToolList)>> {
+        self.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn report(&self, cancelled: Cancelled) -> ServerReport {
-        let mut state = self.state();
-        let outcome = self.ready(&mut state, cancelled).map(|client| client.identity().clone());
-        ServerReport::new(&self.options, outcome.map(|identity| (identity, state.list.clone())))
+        let is_busy = matches!(self.session.try_lock(), Err(TryLockError::WouldBlock));
+        if !(is_busy && self.listing().is_some())
+            && let Err(error) = self.ready(&mut self.session(), cancelled)
+        {
+            return ServerReport::new(&self.options, Err(error));
+        }
+        ServerReport::new(&self.options, Ok(self.listing().clone().unwrap_or_default()))
     }
 
-    fn call(&self, tool: &str, arguments: &Map<String, Value>, cancelled: Cancelled) -> Result<ToolResult, McpError> {
-        let mut state = self.state();
-        self.ready(&mut state, cancelled)?;
-        let State { client: Some(client), list, is_doubtful } = &mut *state else {
-            return Err(McpError::SessionEnded);
-        };
-        if !list.tools.iter().any(|known| known.name == tool) {
-            let known = list_of(list.tools.iter().map(|tool| tool.name.as_str()));
-            return Err(McpError::NoTool { name: tool.to_owned(), known });
-        }
-        let result = client.call(tool, arguments, cancelled);
-        if let Err(error) = &result {
-            *is_doubtful = matches!(error, McpError::Timeout { .. });
-            if error.ends_connection() {
-                state.client = None;
-            }
-        }
-        result
-    }
-
-    /// The server, started, and with the list of its tools as it is now.
-    fn ready<'a>(&self, state: &'a mut State, cancelled: Cancelled) -> Result<&'a mut Client, McpError> {
-        let running = state.client.take().and_then(|mut client| {
-            if state.is_doubtful {
+    /// The client of the server, which is started where it is not running, with its present tools listed.
+    fn ready<'a>(&self, session: &'a mut Session, cancelled: Cancelled) -> Result<&'a mut Client, McpError> {
+        let running = session.client.take().and_then(|mut client| {
+            if session.timed_out {
                 client.ping(cancelled).ok()?;
             }
             let changed = client.tools_changed().ok()?;
             Some((client, changed))
         });
-        state.is_doubtful = false;
+        session.timed_out = false;
         let (mut client, is_listed) = match running {
             Some((client, changed)) => (client, !changed),
             None => (Client::start(&self.options, cancelled)?, false),
         };
         if !is_listed {
-            state.list = client.tools(cancelled)?;
+            let tools = client.tools(cancelled)?;
+            *self.listing() = Some((client.info().clone(), tools));
         }
-        Ok(state.client.insert(client))
+        Ok(session.client.insert(client))
+    }
+
+    fn check_tool(&self, name: &str) -> Result<(), McpError> {
+        let listing = self.listing();
+        let tools = listing.as_ref().map_or(&[][..], |(_, list)| &list.tools);
+        if tools.iter().any(|tool| tool.name == name) {
+            return Ok(());
+        }
+        let known = list_of(tools.iter().map(|tool| tool.name.as_str()));
+        Err(McpError::NoTool { name: name.to_owned(), known })
     }
 }
 
 impl ServerReport {
-    fn new(options: &ServerOptions, outcome: Result<(Identity, ToolList), McpError>) -> Self {
+    fn new(options: &ServerOptions, outcome: Result<(ServerInfo, ToolList), McpError>) -> Self {
         Self { name: options.name.clone(), target: options.target(), outcome }
     }
 
-    /// The tools of the servers that could be started, under names that a model can call: where two servers have a tool of
-    /// the same name, it is `server__tool`.
+    /// The tools of the servers that could be started. The name of a tool that two servers have is `server__tool`.
     pub fn offered(reports: &[Self]) -> Vec<OfferedTool> {
         let lists = reports.iter().filter_map(|report| Some((&report.name, &report.outcome.as_ref().ok()?.1.tools)));
         let all: Vec<_> = lists.flat_map(|(server, tools)| tools.iter().map(move |tool| (server, tool))).collect();
@@ -238,7 +256,7 @@ mod tests {
                 parameters: Map::new(),
             };
             let list = ToolList { tools: tools.iter().map(tool).collect(), problems: Vec::new() };
-            ServerReport { name: name.into(), target: String::new(), outcome: Ok((Identity::default(), list)) }
+            ServerReport { name: name.into(), target: String::new(), outcome: Ok((ServerInfo::default(), list)) }
         };
         let mut reports =
             vec![report("a", &["read", "b__x", "s p.é"]), report("b", &["read", "x"]), report("c", &["x"])];

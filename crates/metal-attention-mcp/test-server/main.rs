@@ -1,23 +1,27 @@
-//! An MCP server for tests, on standard streams. Its argument says how it behaves.
+//! An MCP server for tests, over stdio. Its argument names its behaviour.
 
 use std::io::{Lines, StdinLock, Write};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// What it is told by its argument.
+/// The behaviour.
 #[derive(Clone, Copy, PartialEq)]
 enum Behaviour {
-    /// As the protocol wants it.
+    /// It follows the protocol.
     Good,
     /// Its list of tools has pages, of which there is no end.
     Pages,
     /// It knows only an old version of the protocol.
     Old,
-    /// It wants a version that there is not.
+    /// It wants an unknown version.
     Unknown,
-    /// It writes a banner before it speaks the protocol.
+    /// It writes a banner, and bytes that are no UTF-8, before it speaks the protocol.
     Banner,
+    /// It writes much to stderr before each response.
+    Noisy,
+    /// It responds to each request with an id that was never used, and twice with the right one.
+    Repeating,
     /// It writes text and nothing else.
     Junk,
     /// It writes a line without end.
@@ -40,6 +44,8 @@ impl Behaviour {
             "old" => Self::Old,
             "unknown" => Self::Unknown,
             "banner" => Self::Banner,
+            "noisy" => Self::Noisy,
+            "repeating" => Self::Repeating,
             "junk" => Self::Junk,
             "long" => Self::Long,
             "silent" => Self::Silent,
@@ -57,6 +63,13 @@ fn main() {
         eprintln!("starting\ncannot find the database");
         std::process::exit(3);
     }
+    if word == "connected" {
+        // Started by the tool `spawn`: the connection ends with this process.
+        let port: u16 = std::env::args().nth(2).unwrap().parse().unwrap();
+        let _stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        std::thread::sleep(Duration::from_secs(600));
+        return;
+    }
     let behaviour = Behaviour::of(&word);
     match behaviour {
         Behaviour::Junk => loop {
@@ -66,11 +79,16 @@ fn main() {
             let _ = std::io::stdout().write_all(&[b'a'; 1 << 14]);
         },
         Behaviour::Deaf => std::thread::sleep(Duration::from_secs(600)),
-        Behaviour::Banner => write("Welcome!\n\n{\"level\": \"info\"}"),
+        Behaviour::Banner => {
+            write("Welcome!\n\n{\"level\": \"info\"}");
+            std::io::stdout().write_all(b"{\"jsonrpc\": \"2.0\", \"method\": \"\xff\"}\n").unwrap();
+        }
         Behaviour::Good
         | Behaviour::Pages
         | Behaviour::Old
         | Behaviour::Unknown
+        | Behaviour::Noisy
+        | Behaviour::Repeating
         | Behaviour::Silent
         | Behaviour::Flood
         | Behaviour::Stubborn => {}
@@ -109,6 +127,9 @@ impl Server {
         if self.behaviour == Behaviour::Silent {
             return;
         }
+        if self.behaviour == Behaviour::Noisy {
+            std::io::stderr().write_all(&[b'e'; 1 << 20]).unwrap();
+        }
         let result = match method {
             "initialize" => {
                 let version = match self.behaviour {
@@ -131,7 +152,16 @@ impl Server {
             }
             method => panic!("no method {method}"),
         };
-        write(&json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string());
+        let respond = |id: &Value, result: &Value| {
+            write(&json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string());
+        };
+        if self.behaviour == Behaviour::Repeating {
+            respond(&1_000_000.into(), &json!({"tools": []}));
+            respond(id, &result);
+            respond(id, &json!({}));
+            return;
+        }
+        respond(id, &result);
     }
 
     fn tools(&self, cursor: &Value) -> Value {
@@ -140,7 +170,7 @@ impl Server {
             let tools: Vec<_> = (0..10).map(|i| tool(&format!("t{}", page * 10 + i))).collect();
             return json!({"tools": tools, "nextCursor": (page + 1).to_string()});
         }
-        let names = ["echo", "fail", "big", "env", "sleep", "ask", "change", "notes", "die", "image"];
+        let names = ["echo", "fail", "big", "env", "sleep", "ask", "change", "notes", "die", "image", "spawn"];
         let mut tools: Vec<_> = names.into_iter().chain(self.has_more.then_some("more")).map(tool).collect();
         tools.push(json!({"name": "damaged", "inputSchema": 1}));
         json!({"tools": tools})
@@ -179,6 +209,11 @@ impl Server {
             "die" => {
                 eprintln!("fatal: out of luck");
                 std::process::exit(7)
+            }
+            "spawn" => {
+                let program = std::env::current_exe().unwrap();
+                let child = std::process::Command::new(program).args(["connected", &argument("port")]).spawn();
+                child.unwrap().id().to_string()
             }
             "image" => return Some(json!({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]})),
             _ => return None,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{HttpServer, Request, reply, result_of};
-use metal_attention_mcp::{Client, Consents, McpError, ServerOptions, Toolbox, Transport};
+use metal_attention_mcp::{Client, Consent, Consents, McpError, ServerOptions, Toolbox, Transport};
 use serde_json::{Map, Value, json};
 
 fn options(url: &str) -> ServerOptions {
@@ -47,7 +47,7 @@ fn event(request: &Request) -> String {
 fn a_session_has_an_id_and_an_end() {
     let server = HttpServer::good();
     let mut client = Client::start(&options(&server.url()), &never).unwrap();
-    assert_eq!((client.identity().name.as_str(), client.identity().protocol), ("web", "2025-03-26"));
+    assert_eq!((client.info().name.as_str(), client.info().protocol), ("web", "2025-03-26"));
     assert_eq!(client.tools(&never).unwrap().tools.len(), 2);
     assert_eq!(client.call("echo", &text("a"), &never).unwrap().text, "a");
     assert!(client.call("fail", &Map::new(), &never).unwrap().is_error);
@@ -95,7 +95,9 @@ fn what_is_no_server_fails() {
     for wrong in ["", "file:///x", "localhost:80", "http://"] {
         assert!(matches!(url(wrong), McpError::Url { .. }), "{wrong}");
     }
-    assert!(matches!(url("http://127.0.0.1:1/mcp"), McpError::Connection { .. }));
+    let unreachable = url("http://me:secret@127.0.0.1:1/mcp?key=secret");
+    assert!(matches!(&unreachable, McpError::Connection { url, .. } if url == "http://127.0.0.1:1/mcp"), "{unreachable}");
+    assert!(!unreachable.to_string().contains("secret"), "{unreachable}");
     let mut wrong = options("http://127.0.0.1:1/mcp");
     wrong.transport = Transport::Http {
         url: "http://127.0.0.1:1/mcp".into(),
@@ -104,7 +106,7 @@ fn what_is_no_server_fails() {
     assert!(matches!(Client::start(&wrong, &never), Err(McpError::Header { name }) if name == "X-Key"));
     let error = failure(|_, stream| reply(stream, "401 Unauthorized", "", "no\u{1b}key"));
     assert!(error.to_string().ends_with("answered with status 401: no key"), "{error}");
-    // Nobody follows: the key would go along.
+    // No redirect is followed: the key would go along.
     let error = failure(|_, stream| reply(stream, "307 Go", "Location: http://127.0.0.1:1/\r\n", ""));
     assert!(matches!(error, McpError::Status { status: 307, .. }), "{error}");
     let json = "Content-Type: application/json\r\n";
@@ -135,6 +137,27 @@ fn a_server_that_hangs_is_given_up() {
     assert!(matches!(endless, McpError::MessageTooLong | McpError::Timeout { .. }), "{endless}");
 }
 
+/// A server that refuses notifications, as of cancelled requests, is used all the same.
+#[test]
+fn notifications_may_be_refused() {
+    let server = HttpServer::start(|request, stream| match result_of(request) {
+        Some(result) => {
+            let is_slow = request.message["params"]["arguments"]["text"] == "slow";
+            std::thread::sleep(Duration::from_millis(if is_slow { 1000 } else { 0 }));
+            let body = json!({"jsonrpc": "2.0", "id": request.message["id"], "result": result}).to_string();
+            reply(stream, "200 OK", "Content-Type: application/json\r\n", &body);
+        }
+        None if request.message["method"] == "notifications/cancelled" => reply(stream, "400 Bad Request", "", "what?"),
+        None => reply(stream, "202 Accepted", "", ""),
+    });
+    let mut client = Client::start(&options(&server.url()), &never).unwrap();
+    let slow = client.call("echo", &text("slow"), &never);
+    assert!(matches!(slow, Err(McpError::Timeout { method: "tools/call", .. })), "{slow:?}");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(server.requests().iter().any(|request| request.message["method"] == "notifications/cancelled"));
+    assert_eq!(client.call("echo", &text("next"), &never).unwrap().text, "next");
+}
+
 /// A session that the server has forgotten is begun again with the next call.
 #[test]
 fn a_session_that_is_over_is_begun_again() {
@@ -153,7 +176,7 @@ fn a_session_that_is_over_is_begun_again() {
         }
     });
     let toolbox = Toolbox::new(vec![options(&server.url())], Consents::default());
-    let call = || toolbox.call("web", "echo", &text("a"), &never);
+    let call = || toolbox.call("web", "echo", &text("a"), Some(Consent::Once), &never);
     assert_eq!(call().unwrap().text, "a");
     FORGETS.store(true, Ordering::Relaxed);
     assert!(matches!(call(), Err(McpError::SessionEnded)));

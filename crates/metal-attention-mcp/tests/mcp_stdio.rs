@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use metal_attention_mcp::{
-    Client, Consents, MAX_RESULT, MAX_TOOLS, McpError, ServerOptions, ServerReport, ToolResult, Toolbox, Transport,
+    Client, Consent, Consents, MAX_RESULT, MAX_TOOLS, McpError, ServerOptions, ServerReport, ToolResult, Toolbox, Transport,
 };
 use serde_json::{Map, Value, json};
 
@@ -45,10 +45,10 @@ fn failure(options: &ServerOptions) -> McpError {
 #[test]
 fn a_good_server_is_used() {
     let mut client = Client::start(&server("good", 10_000), &never).unwrap();
-    assert_eq!((client.identity().name.as_str(), client.identity().protocol), ("test", "2025-06-18"));
+    assert_eq!((client.info().name.as_str(), client.info().protocol), ("test", "2025-06-18"));
     let list = client.tools(&never).unwrap();
     let names: Vec<_> = list.tools.iter().map(|tool| tool.name.as_str()).collect();
-    assert_eq!(names, ["echo", "fail", "big", "env", "sleep", "ask", "change", "notes", "die", "image"]);
+    assert_eq!(names, ["echo", "fail", "big", "env", "sleep", "ask", "change", "notes", "die", "image", "spawn"]);
     assert_eq!(list.tools[0].description, "the tool echo");
     assert_eq!(list.tools[0].parameters["properties"]["text"]["type"], "string");
     assert_eq!(list.problems, ["the tool damaged is left out: its inputSchema is no object"]);
@@ -64,7 +64,7 @@ fn a_good_server_is_used() {
     assert!(!client.tools_changed().unwrap());
     assert_eq!(call(&mut client, "change", json!({})), "changed");
     assert!(client.tools_changed().unwrap());
-    assert_eq!(client.tools(&never).unwrap().tools[10].name, "more");
+    assert_eq!(client.tools(&never).unwrap().tools[11].name, "more");
     assert_eq!(call(&mut client, "notes", json!({})), "notifications/initialized {}");
 }
 
@@ -98,15 +98,49 @@ fn large_answers_are_cut() {
 #[test]
 fn versions_are_agreed_on() {
     let client = Client::start(&server("old", 10_000), &never).unwrap();
-    assert_eq!(client.identity().protocol, "2024-11-05");
+    assert_eq!(client.info().protocol, "2024-11-05");
     let error = failure(&server("unknown", 10_000)).to_string();
     assert_eq!(error, "it speaks version \"2099-01-01\" of the protocol; known are 2025-06-18, 2025-03-26, 2024-11-05");
 }
 
+/// Lines that are no messages or no UTF-8, output on stderr beyond the pipe's size, and responses to no request do no harm.
 #[test]
-fn a_banner_is_passed_over() {
-    let mut client = Client::start(&server("banner", 10_000), &never).unwrap();
-    assert_eq!(call(&mut client, "echo", json!({"text": "a"})), "a");
+fn what_is_no_response_is_skipped() {
+    for behaviour in ["banner", "noisy", "repeating"] {
+        let mut client = Client::start(&server(behaviour, 10_000), &never).unwrap();
+        for text in ["a", "b"] {
+            assert_eq!(call(&mut client, "echo", json!({"text": text})), text, "{behaviour}");
+        }
+        assert_eq!(client.tools(&never).unwrap().tools.len(), 11, "{behaviour}");
+    }
+}
+
+/// What a server has started ends with it, however it ends.
+#[test]
+fn processes_of_a_server_end_with_it() {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let spawned = |behaviour: &str| {
+        let mut client = Client::start(&server(behaviour, 10_000), &never).unwrap();
+        call(&mut client, "spawn", json!({"port": port}));
+        (client, listener.accept().unwrap().0)
+    };
+    // Reading gives the end of the connection, or its reset.
+    let ends = |mut stream: std::net::TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let read = std::io::Read::read(&mut stream, &mut [0]);
+        read.map_or_else(|error| error.kind() == std::io::ErrorKind::ConnectionReset, |n| n == 0)
+    };
+    let (client, stream) = spawned("good");
+    drop(client);
+    assert!(ends(stream));
+    let (mut client, stream) = spawned("good");
+    let died = client.call("die", &Map::new(), &never).unwrap_err();
+    assert_eq!(died.to_string(), "it ended with exit status: 7: fatal: out of luck");
+    assert!(ends(stream));
+    let (client, stream) = spawned("stubborn");
+    drop(client);
+    assert!(ends(stream));
 }
 
 #[test]
@@ -118,7 +152,7 @@ fn what_is_no_server_fails() {
     assert!(matches!(program("/nowhere/at-all"), McpError::Start { .. }));
     let error = failure(&server("dead", 10_000)).to_string();
     assert_eq!(error, "it ended with exit status: 3: cannot find the database");
-    assert!(matches!(failure(&server("junk", 10_000)), McpError::Junk { text } if text == "this is no message"));
+    assert!(matches!(failure(&server("junk", 10_000)), McpError::Invalid { text } if text == "this is no message"));
     assert!(matches!(failure(&server("long", 10_000)), McpError::MessageTooLong));
 }
 
@@ -156,8 +190,8 @@ fn a_call_is_cancelled() {
     // The late answer is passed over, and the server was told.
     assert_eq!(call(&mut client, "echo", json!({"text": "next"})), "next");
     let notes = call(&mut client, "notes", json!({}));
-    let told = "notifications/cancelled {\"requestId\":2,\"reason\":\"the user wants no answer any more\"}";
-    assert_eq!(notes.lines().last(), Some(told));
+    let notification = "notifications/cancelled {\"requestId\":2,\"reason\":\"cancelled by the user\"}";
+    assert_eq!(notes.lines().last(), Some(notification));
 }
 
 #[test]
@@ -168,8 +202,9 @@ fn servers_are_independent_and_start_again() {
     let states: Vec<_> = reports.iter().map(|report| (report.name.as_str(), report.outcome.is_ok())).collect();
     assert_eq!(states, [("good", true), ("dead", false), ("silent", false), ("old", true)]);
     let offered = ServerReport::offered(&reports);
-    assert_eq!((offered.len(), offered[0].name.as_str(), offered[10].name.as_str()), (20, "good__echo", "old__echo"));
-    let call = |tool: &str, value: Value| toolbox.call("good", tool, &arguments(value), &never);
+    assert_eq!((offered.len(), offered[0].name.as_str(), offered[11].name.as_str()), (22, "good__echo", "old__echo"));
+    let once = Some(Consent::Once);
+    let call = |tool: &str, value: Value| toolbox.call("good", tool, &arguments(value), once, &never);
     assert_eq!(call("echo", json!({"text": "a"})).unwrap().text, "a");
     let ended = "it ended with exit status: 7: fatal: out of luck";
     assert_eq!(call("die", json!({})).unwrap_err().to_string(), ended);
@@ -180,5 +215,40 @@ fn servers_are_independent_and_start_again() {
     assert!(matches!(call("more", json!({})), Err(McpError::NoTool { .. })));
     call("change", json!({})).unwrap();
     assert!(matches!(call("more", json!({})), Err(McpError::Refused { .. })));
-    assert!(matches!(toolbox.call("other", "echo", &Map::new(), &never), Err(McpError::NoServer { .. })));
+    assert!(matches!(toolbox.call("other", "echo", &Map::new(), once, &never), Err(McpError::NoServer { .. })));
+}
+
+/// No tool is called without consent, and only consent to a tool that exists is kept.
+#[test]
+fn calls_need_consent() {
+    let toolbox = Toolbox::new(vec![server("good", 10_000)], Consents::default());
+    let call = |tool: &str, consent| toolbox.call("good", tool, &arguments(json!({"text": "a"})), consent, &never);
+    assert!(matches!(call("echo", None), Err(McpError::NoConsent { tool }) if tool == "echo"));
+    assert_eq!(call("echo", Some(Consent::Once)).unwrap().text, "a");
+    assert!(matches!(call("echo", None), Err(McpError::NoConsent { .. })));
+    assert!(matches!(call("none", Some(Consent::Always)), Err(McpError::NoTool { .. })));
+    assert!(!toolbox.allows("good", "none"));
+    assert_eq!(call("echo", Some(Consent::Always)).unwrap().text, "a");
+    assert_eq!(call("echo", None).unwrap().text, "a");
+}
+
+/// The tools of a server that is busy with a call are listed meanwhile.
+#[test]
+fn a_busy_server_has_tools() {
+    let toolbox = Toolbox::new(vec![server("good", 10_000)], Consents::default());
+    let n_tools = || toolbox.connect(&never)[0].outcome.as_ref().unwrap().1.tools.len();
+    assert_eq!(n_tools(), 11);
+    let stop = AtomicBool::new(false);
+    let sleep = arguments(json!({"ms": 5000}));
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| {
+            let is_stopped = || stop.load(Ordering::Relaxed);
+            toolbox.call("good", "sleep", &sleep, Some(Consent::Once), &is_stopped)
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(n_tools(), 11);
+        assert!(!call.is_finished());
+        stop.store(true, Ordering::Relaxed);
+        assert!(matches!(call.join().unwrap(), Err(McpError::Cancelled { .. })));
+    });
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use metal_attention_chat::{ChatTemplate, Tool};
-use metal_attention_mcp::{McpError, OfferedTool, ServerReport, Toolbox};
+use metal_attention_mcp::{Consent, McpError, OfferedTool, ServerReport, Toolbox};
 use serde_json::{Map, Value};
 
 use super::input::Input;
@@ -11,7 +11,7 @@ use super::note;
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
-use crate::mcp_consent::{Consent, QUESTION, shown};
+use crate::mcp_consent::{Answer, QUESTION, shown};
 use crate::metadata_text::{safe, safe_lines};
 use crate::progress::Progress;
 use crate::{terminal, units};
@@ -114,12 +114,14 @@ impl Tools {
             return Ok("The tool was not called: its arguments are no JSON object.".into());
         };
         note(&shown(tool, &arguments));
-        if interrupt::requested() || !self.has_consent(tool, input)? {
+        let is_allowed = self.toolbox.allows(&tool.server, &tool.tool.name);
+        let consent = if is_allowed || interrupt::requested() { None } else { ask_consent(input)? };
+        if interrupt::requested() || !(is_allowed || consent.is_some()) {
             note("not called");
             return Ok("The user does not want this call. Do not repeat it.".into());
         }
         let calling = Progress::spinner("calling the tool");
-        let result = self.toolbox.call(&tool.server, &tool.tool.name, &arguments, &interrupt::requested);
+        let result = self.toolbox.call(&tool.server, &tool.tool.name, &arguments, consent, &interrupt::requested);
         drop(calling);
         Ok(match result {
             Ok(result) => {
@@ -136,31 +138,21 @@ impl Tools {
             }
         })
     }
+}
 
-    /// Whether a tool may be called now. Where there is no terminal nobody is asked.
-    fn has_consent(&self, tool: &OfferedTool, input: &mut Input) -> Result<bool, CliError> {
-        let (server, name) = (&tool.server, &tool.tool.name);
-        if self.toolbox.allows(server, name) {
-            return Ok(true);
-        }
-        if !input.is_terminal() {
-            note("there is nobody to ask: `allow` in the configuration lets a tool be called without a question");
-            return Ok(false);
-        }
-        loop {
-            // Ctrl-C and Ctrl-D are no consent.
-            let answer = input.ask(QUESTION)?.unwrap_or_default();
-            match Consent::read(&answer) {
-                Some(Consent::Once) => return Ok(true),
-                Some(Consent::Always) => {
-                    if let Err(error) = self.toolbox.allow_always(server, name) {
-                        note(&format!("note: {error}"));
-                    }
-                    return Ok(true);
-                }
-                Some(Consent::No) => return Ok(false),
-                None => {}
-            }
+/// Asks for consent to a call; `None`: the user refuses, or stdin and stdout are no terminal.
+fn ask_consent(input: &mut Input) -> Result<Option<Consent>, CliError> {
+    if !input.is_terminal() {
+        note("there is nobody to ask: `allow` in the configuration lets a tool be called without a question");
+        return Ok(None);
+    }
+    loop {
+        // Ctrl-C and Ctrl-D are no consent.
+        let answer = input.ask(QUESTION)?.unwrap_or_default();
+        match Answer::read(&answer) {
+            Some(Answer::Yes(consent)) => return Ok(Some(consent)),
+            Some(Answer::No) => return Ok(None),
+            None => {}
         }
     }
 }

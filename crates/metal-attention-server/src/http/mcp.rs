@@ -1,6 +1,6 @@
-//! `/mcp/`: the tools of MCP servers for this server's own page, and for nothing else. No other path leads to a tool.
+//! `/mcp/`: the tools of MCP servers for this server's own page. No other path calls a tool.
 //!
-//! A call needs the user's consent, which the page asks for. So that no other page, and no program that merely reaches the
+//! A call needs the user's consent, which the page asks for. So that no other web page, and no machine that reaches the
 //! server, can give it in the user's place, requests must come from the page itself over the loopback; with
 //! `--mcp-remote` they must show a key instead.
 
@@ -11,12 +11,12 @@ use std::thread;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{HOST, ORIGIN};
+use axum::http::header::{self, HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderName, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use metal_attention_mcp::{Cancelled, McpError, ServerReport, Toolbox};
+use metal_attention_mcp::{Cancelled, Consent, McpError, ServerReport, Toolbox};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, oneshot};
@@ -24,35 +24,44 @@ use tokio::sync::{Semaphore, oneshot};
 use super::body::{FromJson, Json, Object};
 use super::{ApiError, App, guard, in_time};
 
-/// In which a browser says where a request comes from.
+/// The header in which a browser says whether a page of another site sends the request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Headers that proxies add.
+const FORWARDED: [HeaderName; 4] =
+    [header::FORWARDED, header::VIA, HeaderName::from_static("x-forwarded-for"), HeaderName::from_static("x-real-ip")];
 
 /// The tools that the page may call.
 #[derive(Debug)]
 pub struct PageTools {
     toolbox: Arc<Toolbox>,
-    /// The page may be on another machine; it shows a key.
+    /// Pages on other machines may call the tools, with a key.
     is_remote: bool,
-    /// One call of a server at a time: one that hangs holds up neither the others nor more than a thread.
+    /// One call of a server at a time: a server that hangs takes one thread, and no other server waits for it.
     calls: BTreeMap<String, Arc<Semaphore>>,
     /// One list at a time.
     lists: Arc<Semaphore>,
 }
 
 impl PageTools {
-    /// The tools of `toolbox`; `is_remote`: also for pages on other machines, which show a key.
+    /// The tools of `toolbox`. `is_remote`: also for pages on other machines, which show a key.
     pub fn new(toolbox: Toolbox, is_remote: bool) -> Self {
         let one = || Arc::new(Semaphore::new(1));
         let calls = toolbox.servers().map(|name| (name.to_owned(), one())).collect();
         Self { toolbox: Arc::new(toolbox), is_remote, calls, lists: one() }
     }
+
+    /// Ends the MCP servers, but those that are busy with a call.
+    pub fn close(&self) {
+        self.toolbox.close();
+    }
 }
 
-/// The routes; none where no tools are configured, or others reach the server and that is not wanted.
+/// The routes. None where no MCP server is configured, or where other machines reach the server without `--mcp-remote` and a key.
 pub fn router(app: &App, is_loopback: bool) -> Router<App> {
     match &app.options.tools {
         Some(tools) if is_loopback || (tools.is_remote && !app.options.keys.is_empty()) => Router::new()
-            .route("/mcp/tools", get(tools_of_page))
+            .route("/mcp/tools", get(list))
             .route("/mcp/call", post(call))
             .route_layer(from_fn_with_state(app.clone(), check_page))
             .route_layer(from_fn_with_state(app.clone(), guard::check_key)),
@@ -60,10 +69,10 @@ pub fn router(app: &App, is_loopback: bool) -> Router<App> {
     }
 }
 
-/// Refuses what does not come from the page.
+/// Refuses requests that do not come from the page.
 async fn check_page(State(app): State<App>, request: Request, next: Next) -> Response {
-    let is_remote = tools(&app).is_ok_and(|tools| tools.is_remote);
-    match page_problem(request.headers(), is_remote, &app.options.hosts) {
+    let has_key = tools(&app).is_ok_and(|tools| tools.is_remote) && !app.options.keys.is_empty();
+    match page_problem(request.headers(), has_key) {
         None => next.run(request).await,
         Some(problem) => {
             let message = format!("the tools are for this server's own page alone: {problem}");
@@ -72,21 +81,29 @@ async fn check_page(State(app): State<App>, request: Request, next: Next) -> Res
     }
 }
 
-/// Why a request is not of this server's own page; `None`: it is. `is_remote`: a key shows it, unless a browser says otherwise.
-fn page_problem(headers: &HeaderMap, is_remote: bool, hosts: &[String]) -> Option<&'static str> {
+/// Why a request does not come from this server's own page; `None`: it does. `has_key`: pages on other machines may call, with
+/// the key that the request has shown, and so may programs with the key.
+fn page_problem(headers: &HeaderMap, has_key: bool) -> Option<&'static str> {
     let header = |name: HeaderName| Some(headers.get(name)?.to_str().unwrap_or_default());
     let host = header(HOST).unwrap_or_default();
     let (site, origin) = (header(FETCH_SITE), header(ORIGIN));
-    if !is_remote && !guard::is_local(host, hosts) {
-        return Some("the Host header does not name this machine");
-    }
     if site.is_some_and(|site| site != "same-origin") {
         return Some("the browser says that another site sends the request");
     }
     if origin.is_some_and(|origin| !is_origin_of(origin, host)) {
         return Some("the Origin header is not this server's");
     }
-    if !is_remote && site.is_none() && origin.is_none() {
+    if has_key {
+        return None;
+    }
+    // Not even the names of --allowed-host: behind a proxy others reach the server, too.
+    if !guard::is_local(host, &[]) {
+        return Some("the Host header does not name this machine; for others there is --mcp-remote, with a key");
+    }
+    if FORWARDED.iter().any(|name| headers.contains_key(name)) {
+        return Some("a proxy forwards the request; for others there is --mcp-remote, with a key");
+    }
+    if site.is_none() && origin.is_none() {
         return Some("no header says that the page sends the request");
     }
     None
@@ -101,10 +118,9 @@ fn is_origin_of(origin: &str, host: &str) -> bool {
 
 /// The tools of all servers.
 #[derive(Serialize)]
-struct ToolsOfPage {
-    /// The tools.
+struct ToolList {
     tools: Vec<PageTool>,
-    /// The servers that could not be started, and what was left out of lists.
+    /// Servers that could not be started, and tools that are left out.
     problems: Vec<Problem>,
 }
 
@@ -115,20 +131,20 @@ struct PageTool {
     server: String,
     /// Its name there.
     tool: String,
-    /// It is called without a question.
+    /// It is called without asking for consent.
     allowed: bool,
     /// The tool as `/v1/chat/completions` takes it. Its name is unique among all.
     function: Value,
 }
 
-/// Something that a person may want to know of a server.
+/// A problem of a server, for the user.
 #[derive(Serialize)]
 struct Problem {
     server: String,
     message: String,
 }
 
-async fn tools_of_page(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
+async fn list(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
     let toolbox = Arc::clone(&tools.toolbox);
     let reports = in_time(&app, on_thread(&tools.lists, move |cancelled| toolbox.connect(cancelled))).await?;
@@ -147,10 +163,10 @@ async fn tools_of_page(State(app): State<App>) -> Result<impl IntoResponse, ApiE
         server: offered.server,
         tool: offered.tool.name,
     };
-    Ok(axum::Json(ToolsOfPage { tools: offered.into_iter().map(tool).collect(), problems }))
+    Ok(axum::Json(ToolList { tools: offered.into_iter().map(tool).collect(), problems }))
 }
 
-/// A call that the page wants.
+/// A call of a tool.
 #[derive(Debug, Deserialize)]
 struct Call {
     /// The server.
@@ -160,18 +176,8 @@ struct Call {
     /// Its arguments.
     #[serde(default)]
     arguments: Map<String, Value>,
-    /// What the user said to it; `None`: the user was not asked.
+    /// The user's consent; `None`: the tool must always be allowed.
     consent: Option<Consent>,
-}
-
-/// What the user said to a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Consent {
-    /// This call and no other.
-    Once,
-    /// This call and all later ones of the tool.
-    Always,
 }
 
 impl FromJson for Call {
@@ -180,10 +186,10 @@ impl FromJson for Call {
     }
 }
 
-/// What a call gave.
+/// The result of a call.
 #[derive(Serialize)]
 struct CallResult {
-    /// What the model is told: plain text.
+    /// The text of the message to the model: plain text.
     text: String,
     /// The call, or the tool, failed.
     is_error: bool,
@@ -192,28 +198,21 @@ struct CallResult {
 async fn call(State(app): State<App>, request: Json<Call>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
     let Call { server, tool, arguments, consent } = &*request;
-    let Some(turn) = tools.calls.get(server) else {
+    let Some(semaphore) = tools.calls.get(server) else {
         return Err(ApiError::not_found("server_not_found", format!("no MCP server {server:?} is configured")));
     };
-    match consent {
-        None if tools.toolbox.allows(server, tool) => {}
-        None => {
-            let message = format!("the user has to consent to a call of {server}.{tool}: send \"consent\"");
-            return Err(ApiError::forbidden(message).with_code("consent_needed"));
-        }
-        Some(Consent::Once) => {}
-        Some(Consent::Always) => {
-            tools.toolbox.allow_always(server, tool).map_err(|error| ApiError::internal(error.to_string()))?;
-        }
-    }
     let toolbox = Arc::clone(&tools.toolbox);
-    let (server, tool, arguments) = (server.clone(), tool.clone(), arguments.clone());
-    let work = move |cancelled: Cancelled<'_>| toolbox.call(&server, &tool, &arguments, cancelled);
-    let result = match in_time(&app, on_thread(turn, work)).await? {
+    let (server, tool, arguments, consent) = (server.clone(), tool.clone(), arguments.clone(), *consent);
+    let work = move |cancelled: Cancelled<'_>| toolbox.call(&server, &tool, &arguments, consent, cancelled);
+    let result = match in_time(&app, on_thread(semaphore, work)).await? {
         Ok(result) => CallResult { text: result.for_model(), is_error: result.is_error },
         Err(error @ (McpError::NoServer { .. } | McpError::NoTool { .. })) => {
             return Err(ApiError::not_found("tool_not_found", error.to_string()));
         }
+        Err(error @ McpError::NoConsent { .. }) => {
+            return Err(ApiError::forbidden(error.to_string()).with_code("consent_needed"));
+        }
+        Err(error @ McpError::Consent(_)) => return Err(ApiError::internal(error.to_string())),
         Err(error) => CallResult { text: format!("The call failed: {error}"), is_error: true },
     };
     Ok(axum::Json(result))
@@ -223,20 +222,20 @@ fn tools(app: &App) -> Result<&Arc<PageTools>, ApiError> {
     app.options.tools.as_ref().ok_or_else(|| ApiError::internal("there are no tools"))
 }
 
-/// Does what may block for long on a thread of its own, in its turn: the threads that others share stay free. Where nobody waits for
-/// it any more it is cancelled.
+/// Runs what may block for long on a thread of its own, when it has the semaphore: the runtime's threads stay free. It is cancelled
+/// when this future is dropped.
 async fn on_thread<T: Send + 'static>(
-    turn: &Arc<Semaphore>,
+    semaphore: &Arc<Semaphore>,
     work: impl FnOnce(Cancelled<'_>) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
-    let turn = Arc::clone(turn).acquire_owned().await.map_err(|_| ApiError::shutting_down())?;
-    let waiting = Waiting(Arc::default());
-    let is_over = Arc::clone(&waiting.0);
+    let permit = Arc::clone(semaphore).acquire_owned().await.map_err(|_| ApiError::shutting_down())?;
+    let cancel = CancelOnDrop(Arc::default());
+    let is_cancelled = Arc::clone(&cancel.0);
     let (sender, receiver) = oneshot::channel();
     let run = move || {
-        let done = work(&|| is_over.load(Ordering::Relaxed));
-        drop(turn);
-        // The client may have gone away.
+        let done = work(&|| is_cancelled.load(Ordering::Relaxed));
+        drop(permit);
+        // Without a receiver the client has disconnected.
         let _ = sender.send(done);
     };
     thread::Builder::new()
@@ -246,10 +245,10 @@ async fn on_thread<T: Send + 'static>(
     receiver.await.map_err(|_| ApiError::internal("the call met a defect"))
 }
 
-/// Somebody waits for a call. The flag is set when nobody does any more.
-struct Waiting(Arc<AtomicBool>);
+/// Sets the flag when it is dropped.
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Waiting {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -263,9 +262,9 @@ mod tests {
 
     #[test]
     fn only_the_page_is_let_in() {
-        let problem = |headers: &[(HeaderName, &'static str)], is_remote| {
+        let problem = |headers: &[(HeaderName, &'static str)], has_key| {
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
-            page_problem(&headers.collect(), is_remote, &[])
+            page_problem(&headers.collect(), has_key)
         };
         let local = (HOST, "localhost:8080");
         for good in [
@@ -286,9 +285,15 @@ mod tests {
         ] {
             assert!(problem(bad, false).is_some() && problem(bad, true).is_some(), "{bad:?}");
         }
-        // Elsewhere a key says who asks, and programs without an origin may.
-        let elsewhere = [(HOST, "chat.example"), (ORIGIN, "https://chat.example")];
-        for remote in [&[local][..], &elsewhere, &[]] {
+        // With a key other machines and programs may call, with or without a proxy.
+        let page = (FETCH_SITE, "same-origin");
+        for remote in [
+            &[local.clone()][..],
+            &[(HOST, "chat.example"), (ORIGIN, "https://chat.example"), page.clone()],
+            &[local.clone(), page.clone(), (FORWARDED[0].clone(), "for=10.0.0.1")],
+            &[local, page, (FORWARDED[2].clone(), "10.0.0.1")],
+            &[],
+        ] {
             assert!(problem(remote, false).is_some() && problem(remote, true).is_none(), "{remote:?}");
         }
     }

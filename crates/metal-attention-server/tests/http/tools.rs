@@ -1,4 +1,4 @@
-//! `/mcp/`: tools for the page, and for nobody else.
+//! `/mcp/`: tools for the page, and for no other client.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,6 +62,11 @@ fn the_page_calls_tools_with_consent() {
         |name: &str, tool: &str| call(&server, PAGE, &json!({"server": name, "tool": tool, "consent": "once"})).error();
     assert_eq!(unknown("other", "echo"), (404, Value::Null, json!("server_not_found")));
     assert_eq!(unknown("web", "other"), (404, Value::Null, json!("tool_not_found")));
+    // Consent to a tool that does not exist is not kept.
+    let always = json!({"server": "web", "tool": "other", "consent": "always"});
+    assert_eq!(call(&server, PAGE, &always).error(), (404, Value::Null, json!("tool_not_found")));
+    let other = call(&server, PAGE, &json!({"server": "web", "tool": "other"}));
+    assert_eq!(other.error(), (403, Value::Null, json!("consent_needed")));
     echo["consent"] = "maybe".into();
     assert_eq!(call(&server, PAGE, &echo).error(), (400, json!("consent"), Value::Null));
     // One that hangs is an answer after its time, and holds up no other.
@@ -87,6 +92,8 @@ fn nobody_else_calls_tools() {
     }
     let elsewhere = server.send("GET", "/mcp/tools", &[PAGE, "Host: evil.example"], b"");
     assert_eq!(elsewhere.error(), (403, Value::Null, json!("host_not_allowed")));
+    let forwarded = server.send("GET", "/mcp/tools", &[PAGE, "X-Forwarded-For: 10.0.0.1"], b"");
+    assert_eq!(forwarded.error(), (403, Value::Null, json!("page_only")));
     // A model that is offered a function of a tool's name calls nothing here.
     let function = json!({"type": "function", "function": {"name": "fail"}});
     let answer = server.post("/v1/chat/completions", &chat(&json!({"tools": [function], "tool_choice": "required"})));
@@ -104,6 +111,24 @@ fn elsewhere_tools_need_a_key() {
     assert_eq!(list(&[key, "Host: chat.example"]).status, 200);
     let other = list(&[key, "Host: chat.example", "Origin: https://evil.example"]);
     assert_eq!(other.error(), (403, Value::Null, json!("page_only")));
+}
+
+/// Neither the names of `--allowed-host` nor a remote page without a key let others in.
+#[test]
+fn without_a_key_tools_are_for_this_machine() {
+    let mcp = HttpServer::good();
+    let tools = |is_remote| {
+        let toolbox = Toolbox::new(vec![options("web", mcp.url())], Consents::default());
+        Some(Arc::new(PageTools::new(toolbox, is_remote)))
+    };
+    let server = Server::new(HttpOptions { tools: tools(false), hosts: vec!["box.local".into()], ..Default::default() });
+    let list = |server: &Server, headers: &[&str]| server.send("GET", "/mcp/tools", headers, b"");
+    let refused = (403, Value::Null, json!("page_only"));
+    assert_eq!(list(&server, &[PAGE, "Host: box.local"]).error(), refused);
+    assert_eq!(list(&server, &[PAGE]).status, 200);
+    let server = Server::new(HttpOptions { tools: tools(true), ..Default::default() });
+    assert_eq!(list(&server, &[]).error(), refused);
+    assert_eq!(list(&server, &[PAGE]).status, 200);
 }
 
 #[test]

@@ -1,0 +1,51 @@
+//! The process groups of running servers, so that none outlives this process, even where it ends at once.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The leaders' process ids.
+static GROUPS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// Kills all servers that run as child processes, and the processes that they have started, without waiting for them: for a
+/// process that ends without dropping its clients. Outside Unix the servers only see the end of their stdin.
+pub fn kill_servers() {
+    for &leader in groups().iter() {
+        kill(leader);
+    }
+}
+
+/// Registers the group of a process that was just started.
+pub fn add(leader: u32) {
+    groups().insert(leader);
+}
+
+/// Forgets the group of a process that has exited.
+pub fn remove(leader: u32) {
+    groups().remove(&leader);
+}
+
+/// Sends SIGTERM to a group.
+pub fn terminate(leader: u32) {
+    #[cfg(unix)]
+    signal(leader, nix::sys::signal::Signal::SIGTERM);
+    #[cfg(not(unix))]
+    let _ = leader;
+}
+
+/// Sends SIGKILL to a group.
+pub fn kill(leader: u32) {
+    #[cfg(unix)]
+    signal(leader, nix::sys::signal::Signal::SIGKILL);
+    #[cfg(not(unix))]
+    let _ = leader;
+}
+
+#[cfg(unix)]
+fn signal(leader: u32, signal: nix::sys::signal::Signal) {
+    // A group without members takes no signal. Its id is not another group's yet: the system hands ids out in turn.
+    let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(leader.cast_signed()), signal);
+}
+
+fn groups() -> MutexGuard<'static, BTreeSet<u32>> {
+    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
