@@ -6,14 +6,17 @@ import time
 
 from serving import Server
 
-# In place of the server's answers: `answers[i]` writes the answer to the page's i-th question, which is `asked[i]`.
+# In place of the server's answers: `answers[i]` writes the answer to the page's i-th question, which is `asked[i]`, with the tools
+# `offered[i]`.
 SCRIPTED = r"""
-window.asked = []; window.answers = []; window.refusals = [];
+window.asked = []; window.offered = []; window.answers = []; window.refusals = [];
 {
   const real = window.fetch;
   window.fetch = (url, options) => {
     if (!String(url).endsWith("chat/completions")) return real(url, options);
-    asked.push(JSON.parse(options.body).messages);
+    const request = JSON.parse(options.body);
+    asked.push(request.messages);
+    offered.push(request.tools ?? null);
     const refusal = refusals.shift();
     if (refusal) return refusal.status ? Promise.resolve(new Response(refusal.body, refusal)) : Promise.reject(new TypeError("no route"));
     let out;
@@ -333,7 +336,7 @@ def check_tabs(tab, url):
     b.until("localStorage.settings?.includes('from a')", "the settings")
     time.sleep(0.1)
     b.run("{ const s = document.getElementById('max-tokens'); s.value = '7'; s.dispatchEvent(new Event('input')); }")
-    assert json.loads(b.run("localStorage.settings")) == {"system": "from a", "temperature": 0.8, "topP": 0.95, "maxTokens": "7"}
+    assert json.loads(b.run("localStorage.settings")) == {"system": "from a", "temperature": 0.8, "topP": 0.95, "maxTokens": "7", "servers": []}
     a.fresh()
     a.close()
     b.close()
@@ -397,10 +400,11 @@ STORED = {
     KEY: [
         '{"a":1}', "null", "", "[]", "{broken", '{"role":"user","content":null}', '{"role":"tool","content":"x"}', '{"role":"assistant","content":["x"]}',
         '{"role":"assistant","content":"fine","numbers":{"a":1},"cut":[],"reasoning_content":7}', "[" * 100_000, "7", "true", '"x"',
+        '{"role":"assistant","content":"x","steps":[{"content":"","calls":[{"id":1}]}]}', '{"role":"assistant","content":"x","steps":{"length":1}}',
         '{"role":"assistant","content":"","reasoning_content":"' + "> " * 5000 + '","cut":"<img src=x onerror=alert(1)>"}'],
     "settings": [
         "null", "[]", "5", '"x"', "{broken", '{"system":5}', '{"system":{"a":1},"temperature":"hot","topP":null,"maxTokens":[]}', "", '{"a":1}', "[[[",
-        '{"temperature":[1],"topP":-1,"maxTokens":1e99}', '{"temperature":null,"topP":"","maxTokens":"many"}', '{"__proto__":{"system":"x"}}'],
+        '{"temperature":[1],"topP":-1,"maxTokens":1e99,"servers":[1,{}]}', '{"temperature":null,"topP":"","maxTokens":"many"}', '{"__proto__":{"system":"x"}}'],
     "theme": ['{"a":1}', "null", "[]", '"blue"', "{broken", "5", "", '"__proto__"'],
 }
 OTHERS = {key: USER for key in ("chat/", "chat//", "chat/a/b", "chat/__proto__/__proto__", KEY + "/x", "chat/zzzzzzzzzzzzzz/zzzzzzzzzzzzzz", "__proto__", "length")}

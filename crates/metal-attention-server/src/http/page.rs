@@ -1,5 +1,7 @@
 //! The page at `/`: a chat in the browser.
 
+use std::borrow::Cow;
+
 use axum::http::HeaderMap;
 use axum::http::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_FRAME_OPTIONS,
@@ -12,13 +14,16 @@ use super::ollama;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page; for a client that is no browser what ollama has here, by which its clients know that the server runs.
-pub async fn html(headers: HeaderMap) -> Response {
+/// The page; for a client that is no browser what ollama has here, by which its clients know that the server runs. `has_tools`: the
+/// page may call the tools of MCP servers.
+pub async fn html(headers: HeaderMap, has_tools: bool) -> Response {
     let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if !accepts.contains("text/html") {
         return ollama::RUNNING.into_response();
     }
-    file("text/html; charset=utf-8", include_str!("page/index.html"))
+    let page = include_str!("page/index.html");
+    let page = if has_tools { page.replacen("<body>", "<body data-tools>", 1).into() } else { Cow::Borrowed(page) };
+    file("text/html; charset=utf-8", page)
 }
 
 /// Its styles.
@@ -41,6 +46,11 @@ pub async fn view() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/view.js"))
 }
 
+/// The tools of MCP servers.
+pub async fn tools() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/tools.js"))
+}
+
 /// From Markdown to elements of the page.
 pub async fn markdown() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
@@ -56,7 +66,7 @@ pub async fn icon() -> Response {
     file("image/svg+xml", include_str!("page/icon.svg"))
 }
 
-fn file(kind: &'static str, text: &'static str) -> Response {
+fn file(kind: &'static str, text: impl Into<Cow<'static, str>>) -> Response {
     let headers = [
         (CONTENT_TYPE, kind),
         (CONTENT_SECURITY_POLICY, POLICY),
@@ -64,5 +74,5 @@ fn file(kind: &'static str, text: &'static str) -> Response {
         (REFERRER_POLICY, "no-referrer"),
         (CACHE_CONTROL, "no-cache"),
     ];
-    (headers, text).into_response()
+    (headers, text.into()).into_response()
 }

@@ -79,14 +79,17 @@ pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
     let closed = closed.route_layer(from_fn_with_state(app.clone(), guard::check_key));
     let (router, api) = closed.merge(open).split_for_parts();
     let api = openapi::complete(api, &app.options, checks_host);
+    let mcp = mcp::router(app, is_loopback);
+    let has_tools = mcp.has_routes();
     let router = router
-        .merge(mcp::router(app, is_loopback))
+        .merge(mcp)
         .route("/openapi.json", get(move || async move { axum::Json(api) }))
-        .route("/", get(page::html))
+        .route("/", get(move |headers| page::html(headers, has_tools)))
         .route("/chat.css", get(page::css))
         .route("/chat.js", get(page::script))
         .route("/store.js", get(page::store))
         .route("/view.js", get(page::view))
+        .route("/tools.js", get(page::tools))
         .route("/markdown.js", get(page::markdown))
         .route("/clipboard.js", get(page::clipboard))
         .route("/icon.svg", get(page::icon))

@@ -1,6 +1,7 @@
 // The conversations: what is shown, what is asked.
 import { conversations, conversationOf, isId, load, messagesOf, newId, newKey, parsed, put, read, remove, write } from "./store.js";
-import { $, View, failure, say, textTool } from "./view.js";
+import { MAX_ROUNDS, addCalls, callTool, functionsOf, hasTools, listServers } from "./tools.js";
+import { $, View, failure, say, textTool, visible } from "./view.js";
 
 const UNFINISHED = "Not whole: it was left before its end, or another tab is still writing it.";
 /** No event of a stream is as long. */
@@ -156,13 +157,24 @@ function question(conversation) {
   return entries.slice(0, entries.findLastIndex(([, { role }]) => role === "user") + 1);
 }
 
+/** A message as the server takes it: an answer with calls of tools is several messages. */
+function expanded({ role, content, steps = [] }) {
+  const list = steps.flatMap(({ calls, ...text }) => [
+    { role, ...text, tool_calls: calls.map(({ id, name, arguments: values }) => ({ id, type: "function", function: { name, arguments: values } })) },
+    ...calls.map(({ id, name, result }) => ({ role: "tool", tool_call_id: id, name, content: result ?? "The tool was not called." })),
+  ]);
+  if (content || !list.length) list.push({ role, content });
+  return list;
+}
+
 function requestBody(entries) {
   const messages = [];
   // Where messages were deleted, questions and answers still take turns: most templates want it.
-  for (const [, { role, content }] of entries) {
+  for (const message of entries.flatMap(([, entry]) => expanded(entry))) {
     const last = messages.at(-1);
-    if (last?.role === role) last.content += `\n\n${content}`;
-    else if (last || role === "user") messages.push({ role, content });
+    const isText = message.role !== "tool" && !message.tool_calls;
+    if (isText && last?.role === message.role && !last.tool_calls) last.content += `\n\n${message.content}`;
+    else if (last || message.role === "user") messages.push(message);
   }
   if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
   const body = {
@@ -174,6 +186,8 @@ function requestBody(entries) {
   };
   const limit = parseInt(settings.maxTokens, 10);
   if (limit > 0) body.max_tokens = limit;
+  const tools = functionsOf(settings.servers);
+  if (tools.length) body.tools = tools;
   return body;
 }
 
@@ -227,6 +241,85 @@ async function refusal(response, conversation) {
   return told(parsed(await response.text())?.error, response.status);
 }
 
+/** One request of an answer, whose text becomes that of the run's message. Returns why the text ended, whether the limit of tokens
+ * ended it, and the calls of tools. */
+async function complete(run, body) {
+  const { message, count } = run;
+  const { signal } = run.ending;
+  const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+  if (!response.ok) throw await refusal(response, run.conversation);
+  const calls = [];
+  let first = null;
+  let usage = null;
+  let reason = null;
+  for await (const event of events(response)) {
+    const choice = event.choices?.[0];
+    usage = event.usage ?? usage;
+    reason = choice?.finish_reason ?? reason;
+    const { content, reasoning_content, tool_calls } = choice?.delta ?? {};
+    if (tool_calls) addCalls(calls, tool_calls);
+    if (reasoning_content) message.reasoning_content = (message.reasoning_content ?? "") + reasoning_content;
+    if (content) message.content += message.content ? content : content.trimStart();
+    if (!content && !reasoning_content && !tool_calls) continue;
+    first ??= performance.now();
+    count.first ??= first;
+    run.draw.soon();
+    run.save.soon();
+  }
+  if (!reason) throw new Error("The connection ended before the answer did.");
+  if (usage && first !== null) {
+    count.tokens += usage.completion_tokens;
+    count.seconds += (performance.now() - first) / 1000;
+    count.requests += 1;
+  }
+  return { reason, calls: reason === "tool_calls" ? calls : [], isLimited: usage?.completion_tokens >= body.max_tokens };
+}
+
+/** Has the model write an answer, and calls the tools that it asks for on the way. Returns why it is not whole, if it is not. */
+async function writeAnswer(run, entries) {
+  const { message } = run;
+  // Where they are still starting.
+  await unlessAborted(servers, run.ending.signal);
+  for (let round = 0; round < MAX_ROUNDS; round++) {
+    const { reason, calls, isLimited } = await complete(run, requestBody(message.steps ? [...entries, [run.key, message]] : entries));
+    if (!calls.length) return reason === "stop" ? undefined : cutBy(reason, isLimited);
+    const { content, reasoning_content } = message;
+    message.steps = [...(message.steps ?? []), { content, ...(reasoning_content ? { reasoning_content } : {}), calls }];
+    message.content = "";
+    delete message.reasoning_content;
+    for (const call of calls) {
+      run.draw.now();
+      const consent = () => consentTo(call, run);
+      await callTool(call, settings.servers, { headers: headers(), signal: run.ending.signal, consent });
+      run.save.now();
+    }
+    run.draw.now();
+  }
+  return `The model called tools ${MAX_ROUNDS} times in a row, and is not asked again.`;
+}
+
+/** The value of a promise; an error once `signal` is aborted. */
+function unlessAborted(promise, signal) {
+  const aborted = new Promise((_, reject) => { signal.addEventListener("abort", () => reject(signal.reason), { once: true }); });
+  return Promise.race([promise, aborted]);
+}
+
+/** Asks the user for consent to a call: the call's view has a button for each answer. */
+async function consentTo(call, run) {
+  try {
+    const answered = new Promise((resolve) => { call.decide = resolve; });
+    run.draw.now();
+    if (run.conversation === current) {
+      say(`The model wants to call the tool ${call.tool} of ${call.server}.`);
+      // Not the button: a key that is meant for something else is no consent.
+      if (!$("input").value) views.get(run.key)?.focusConsent();
+    }
+    return await unlessAborted(answered, run.ending.signal);
+  } finally {
+    delete call.decide;
+  }
+}
+
 /** Has the model answer the last question of a conversation, in place of the answers that it has. */
 async function answer(conversation) {
   const entries = question(conversation);
@@ -234,7 +327,7 @@ async function answer(conversation) {
   const replaced = messagesOf(conversation).slice(entries.length).map(([key]) => key);
   const message = { role: "assistant", content: "", cut: UNFINISHED };
   const key = newKey(conversation);
-  const hasText = () => Boolean(message.content || message.reasoning_content);
+  const hasText = () => Boolean(message.content || message.reasoning_content || message.steps);
   const draw = paced(() => {
     if (conversation !== current) return;
     const follow = isAtEnd();
@@ -247,46 +340,28 @@ async function answer(conversation) {
     put(key, message);
     if (replaced.length) forget(replaced.splice(0), "This is in place of the answer before.", [key]);
   }, 300);
-  const run = { key, message, save, ending: new AbortController(), isDropped: false };
+  const count = { start: performance.now(), first: null, tokens: 0, seconds: 0, requests: 0 };
+  const run = { conversation, key, message, draw, save, count, ending: new AbortController(), isDropped: false };
   const { signal } = run.ending;
   runs.set(conversation, run);
   failures.delete(conversation);
   show();
   toEnd();
   say("The model is answering.");
-  const start = performance.now();
-  let first = null;
-  let usage = null;
-  let reason = null;
+  let cut;
   let error = null;
-  const body = requestBody(entries);
   try {
-    const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
-    if (!response.ok) throw await refusal(response, conversation);
-    for await (const event of events(response)) {
-      const choice = event.choices?.[0];
-      usage = event.usage ?? usage;
-      reason = choice?.finish_reason ?? reason;
-      const { content, reasoning_content } = choice?.delta ?? {};
-      if (reasoning_content) message.reasoning_content = (message.reasoning_content ?? "") + reasoning_content;
-      if (content) message.content += message.content ? content : content.trimStart();
-      if (!content && !reasoning_content) continue;
-      first ??= performance.now();
-      draw.soon();
-      save.soon();
-    }
-    if (!reason) error = new Error("The connection ended before the answer did.");
+    cut = await writeAnswer(run, entries);
   } catch (caught) {
     const isLost = caught instanceof TypeError;
-    error = isLost ? new Error(first === null ? "The server cannot be reached." : "The connection was lost.") : caught;
+    error = isLost ? new Error(count.first === null ? "The server cannot be reached." : "The connection was lost.") : caught;
+    cut = signal.aborted ? "Stopped before its end." : `Cut off: ${error.message}`;
   }
   draw.stop();
   runs.delete(conversation);
-  if (signal.aborted) message.cut = "Stopped before its end.";
-  else if (error) message.cut = `Cut off: ${error.message}`;
-  else if (reason === "stop") delete message.cut;
-  else message.cut = cutBy(reason, usage?.completion_tokens >= body.max_tokens);
-  message.numbers = numbers(usage, start, first);
+  if (cut) message.cut = cut;
+  else delete message.cut;
+  message.numbers = numbers(count);
   save.now();
   if (!hasText() && !signal.aborted) {
     error ??= new Error("The model ended its answer without a word.");
@@ -319,14 +394,12 @@ function cutBy(reason, isLimited) {
   return "Cut off: the model's context is full. Delete or edit messages to make room.";
 }
 
-function numbers(usage, start, first) {
+function numbers({ start, first, tokens, seconds, requests }) {
   if (first === null) return "";
   const wait = `first after ${((first - start) / 1000).toFixed(2)} s`;
-  if (!usage) return wait;
-  const n = usage.completion_tokens;
-  const seconds = (performance.now() - first) / 1000;
-  const speed = n > 1 && seconds > 0 ? `, ${((n - 1) / seconds).toFixed(1)} tokens/s` : "";
-  return `${n} tokens${speed}, ${wait}`;
+  if (!requests) return wait;
+  const speed = tokens > requests && seconds > 0 ? `, ${((tokens - requests) / seconds).toFixed(1)} tokens/s` : "";
+  return `${tokens} tokens${speed}, ${wait}`;
 }
 
 /** Asks something in the current conversation. */
@@ -389,7 +462,8 @@ document.addEventListener("visibilitychange", saveAll);
 
 // Settings
 
-const DEFAULTS = { system: "", temperature: 0.8, topP: 0.95, maxTokens: "" };
+/** `servers`: the MCP servers whose tools the model may call. */
+const DEFAULTS = { system: "", temperature: 0.8, topP: 0.95, maxTokens: "", servers: [] };
 const FIELDS = { system: "system", temperature: "temperature", topP: "top-p", maxTokens: "max-tokens" };
 
 let settings = keptSettings();
@@ -407,6 +481,7 @@ function keptSettings() {
     temperature: within("temperature", 0, 2),
     topP: within("topP", 0.05, 1),
     maxTokens: within("maxTokens", 1, 1e6),
+    servers: Array.isArray(kept.servers) ? kept.servers.filter((name) => typeof name === "string") : DEFAULTS.servers,
   };
 }
 
@@ -416,9 +491,46 @@ function showSettings() {
   for (const [name, id] of Object.entries(FIELDS)) $(id).value = settings[name];
   for (const id of ["temperature", "top-p"]) $(`${id}-value`).textContent = Number($(id).value).toFixed(2);
   $("key").value = apiKey;
+  for (const box of $("servers").querySelectorAll("input")) box.checked = settings.servers.includes(box.value);
+}
+
+/** The MCP servers, as they were listed last. */
+let servers = Promise.resolve();
+
+/** Lists the MCP servers in the settings, each with a box that offers its tools to the model. */
+function showServers() {
+  $("tools").hidden = !hasTools;
+  if (!hasTools) return;
+  $("servers").textContent = "Starting the servers …";
+  servers = (async () => listServers(headers()))().then(
+    (listed) => $("servers").replaceChildren(...listed.map(serverNode)),
+    ({ message }) => { $("servers").textContent = message; },
+  );
+}
+
+function serverNode([name, { tools, problems }]) {
+  const node = document.createElement("div");
+  const label = document.createElement("label");
+  const box = document.createElement("input");
+  Object.assign(box, { type: "checkbox", value: name, checked: settings.servers.includes(name) });
+  box.addEventListener("change", () => {
+    const others = settings.servers.filter((other) => other !== name);
+    settings.servers = box.checked ? [...others, name] : others;
+    keepSettings();
+  });
+  label.append(box, name);
+  node.append(label);
+  for (const text of [tools.map(visible).join(", "), ...problems]) {
+    const note = document.createElement("p");
+    note.className = "note";
+    note.textContent = text;
+    if (text) node.append(note);
+  }
+  return node;
 }
 
 function openSettings() {
+  showServers();
   showSettings();
   if (!$("settings").open) $("settings").showModal();
 }
@@ -482,5 +594,6 @@ load((isUnkept) => { $("unkept").hidden = !isUnkept; }, (key, isThere) => {
 const last = read("sessionStorage", "conversation") ?? "";
 turnTo(isId(last) ? last : (conversations()[0]?.id ?? newId()));
 showModel();
+if (settings.servers.length) showServers();
 grow();
 $("input").focus();

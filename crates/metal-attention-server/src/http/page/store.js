@@ -49,10 +49,19 @@ export function parsed(text) {
   }
 }
 
+/** The steps of an answer, each with the calls of tools that it ended in, where they are of a known form. */
+function checkedSteps(steps) {
+  const isText = (value) => typeof value === "string";
+  const isMaybeText = (value) => value === undefined || isText(value);
+  const isCall = (call) => [call?.id, call?.name, call?.arguments].every(isText) && [call.server, call.tool, call.result].every(isMaybeText);
+  const isStep = (step) => isText(step?.content) && isMaybeText(step.reasoning_content) && Array.isArray(step.calls) && step.calls.every(isCall);
+  return Array.isArray(steps) && steps.length && steps.every(isStep) ? { steps } : {};
+}
+
 /** A message of a known form, or null. `cut` says why it is not whole. */
 function checked(value) {
   if (!["user", "assistant"].includes(value?.role) || typeof value.content !== "string") return null;
-  const message = { role: value.role, content: value.content };
+  const message = { role: value.role, content: value.content, ...checkedSteps(value.steps) };
   for (const name of ["reasoning_content", "numbers", "cut"]) if (typeof value[name] === "string") message[name] = value[name];
   return message;
 }

@@ -1,6 +1,7 @@
 // Messages as elements.
 import { copied } from "./clipboard.js";
 import { Growing } from "./markdown.js";
+import { parsed } from "./store.js";
 
 const COPY = "M9 9h10v10H9zM5 15V5h10";
 const AGAIN = "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6";
@@ -59,11 +60,82 @@ function bubble(kind, speaker) {
   return node;
 }
 
-function bar(...buttons) {
-  const node = document.createElement("div");
-  node.className = "tools";
-  node.append(...buttons);
+const bar = (...buttons) => element("div", "tools", ...buttons);
+
+/** `text` with the characters escaped that are not seen, or that change the order of others. */
+export const visible = (text) =>
+  text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) => (c === "\n" ? c : `\\u{${c.codePointAt(0).toString(16)}}`));
+
+function element(name, className, ...children) {
+  const node = document.createElement(name);
+  node.className = className;
+  node.append(...children);
   return node;
+}
+
+function details(className, title, isOpen, ...children) {
+  const node = element("details", className, element("summary", "", ...title), ...children);
+  node.open = isOpen;
+  return node;
+}
+
+/** The arguments of a call, all of them. */
+function argumentsOf({ arguments: text }) {
+  const values = parsed(text);
+  return element("pre", "", visible(values === null ? text : JSON.stringify(values, null, 2)));
+}
+
+/** A call of a tool: the question for consent, or the call with its result. */
+function callNode(call) {
+  const name = element("code", "", visible(call.tool ?? call.name));
+  const server = call.server ? ` of the server ${call.server}` : "";
+  if (call.decide) {
+    const allow = textTool("Allow once", () => call.decide("once"));
+    allow.className = "primary";
+    const others = [["Always allow", "always"], ["Refuse", "refuse"]].map(([label, answer]) => textTool(label, () => call.decide(answer)));
+    const node = element("div", "consent", element("p", "", "Call ", name, `${server}?`), argumentsOf(call), bar(allow, ...others));
+    node.tabIndex = -1;
+    node.setAttribute("role", "group");
+    node.setAttribute("aria-label", "Consent to a call of a tool");
+    return node;
+  }
+  const isDone = call.result !== undefined;
+  return details("call", [name, `${server}${isDone ? "" : " …"}`], false, argumentsOf(call), ...(isDone ? [element("pre", "", call.result)] : []));
+}
+
+/** A step of an answer: what the model wrote before it called tools, and the calls. */
+class StepView {
+  #calls;
+  /** What each call's node shows. */
+  #states = [];
+
+  constructor(step) {
+    this.step = step;
+    this.node = element("div", "step");
+    if (step.reasoning_content) {
+      const text = element("div", "body");
+      new Growing(text).show(step.reasoning_content);
+      this.node.append(details("thoughts", ["Thoughts"], false, text));
+    }
+    if (step.content) {
+      const text = element("div", "body");
+      new Growing(text).show(step.content);
+      this.node.append(text);
+    }
+    this.#calls = element("div", "");
+    this.node.append(this.#calls);
+  }
+
+  /** Shows how far the calls are. */
+  show() {
+    this.step.calls.forEach((call, i) => {
+      const state = [Boolean(call.decide), call.server, call.result].join();
+      if (this.#states[i] === state) return;
+      this.#states[i] = state;
+      if (this.#calls.childNodes[i]) this.#calls.childNodes[i].replaceWith(callNode(call));
+      else this.#calls.append(callNode(call));
+    });
+  }
 }
 
 /** One message, also while it grows. `actions` are what its buttons do. */
@@ -73,6 +145,7 @@ export class View {
   #actions;
   #body;
   #text;
+  #steps = [];
   #thoughts = null;
   /** Closes the thoughts when the answer begins, unless the reader has opened or closed them. */
   #closeThoughts = null;
@@ -104,13 +177,34 @@ export class View {
 
   /** Shows what the message has now. */
   grow() {
-    const { role, content, reasoning_content } = this.#message;
+    const { role, content, reasoning_content, steps = [] } = this.#message;
+    steps.forEach((step, i) => this.#showStep(step, i));
     if (role === "user") this.#body.textContent = content;
     else this.#text.show(content);
-    if (!reasoning_content) return;
+    if (!reasoning_content) {
+      // They are part of a step by now.
+      this.node.querySelector(":scope > .thoughts")?.remove();
+      this.#thoughts = this.#closeThoughts = null;
+      return;
+    }
     this.#thoughts ??= this.#addThoughts(!content);
     this.#thoughts.show(reasoning_content);
     if (content) this.#closeThoughts?.();
+  }
+
+  #showStep(step, i) {
+    const old = this.#steps[i];
+    if (old?.step !== step) {
+      this.#steps[i] = new StepView(step);
+      if (old) old.node.replaceWith(this.#steps[i].node);
+      else (this.node.querySelector(":scope > .thoughts") ?? this.#body).before(this.#steps[i].node);
+    }
+    this.#steps[i].show();
+  }
+
+  /** Puts the focus on the question for consent, where there is one. */
+  focusConsent() {
+    this.node.querySelector(".consent")?.focus();
   }
 
   /** Shows the message's text in a field, in its place; `done` gets what becomes of it. */
@@ -153,20 +247,14 @@ export class View {
   }
 
   #addThoughts(isOpen) {
-    const details = document.createElement("details");
-    details.className = "thoughts";
-    details.open = isOpen;
-    const summary = document.createElement("summary");
-    summary.textContent = "Thoughts";
-    const text = document.createElement("div");
-    text.className = "body";
-    details.append(summary, text);
-    this.#body.before(details);
+    const text = element("div", "body");
+    const thoughts = details("thoughts", ["Thoughts"], isOpen, text);
+    this.#body.before(thoughts);
     this.#closeThoughts = () => {
-      details.open = false;
+      thoughts.open = false;
       this.#closeThoughts = null;
     };
-    summary.addEventListener("click", () => { this.#closeThoughts = null; });
+    thoughts.firstChild.addEventListener("click", () => { this.#closeThoughts = null; });
     return new Growing(text);
   }
 
