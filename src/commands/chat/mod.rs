@@ -180,9 +180,13 @@ pub fn talk(args: &Setup, first: Option<String>) -> Result<(), CliError> {
         None => ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
         Some(path) => template_file::read(path, &tokenizer)?,
     };
-    let tools = match args.tools {
-        Some(wanted) => Some(Tools::start(wanted, &template)?),
-        None => None,
+    let (tools, loading) = match args.tools {
+        Some(wanted) => {
+            // Progress has one line.
+            drop(loading);
+            (Some(Tools::start(wanted, &template)?), Progress::spinner("loading the model"))
+        }
+        None => (None, loading),
     };
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
