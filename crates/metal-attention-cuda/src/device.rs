@@ -567,7 +567,7 @@ impl Readback {
     pub(crate) fn copy_part(&mut self, from: &CudaBuffer, start: u64, bytes: u64, at: u64) -> Result<(), CudaError> {
         assert!(at + bytes <= self.bytes() && start + bytes <= from.bytes, "{bytes} bytes to read back");
         let stream = self.memory.device.stream;
-        // SAFETY: the bytes lie in both; nobody reads before the event.
+        // SAFETY: both buffers hold the range, and the copy is read only after the event that is recorded behind it.
         unsafe {
             let to = self.memory.ptr.byte_add(at as usize);
             check("read from the device", sys::cuMemcpyDtoHAsync_v2(to, from.ptr + start, bytes as usize, stream))?;

@@ -1,4 +1,4 @@
-//! Blocks of the cache on their way from the device and back.
+//! Snapshots of sequences: copies blocks of the KV cache from the GPU to main memory and back.
 
 use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
 

@@ -4,7 +4,7 @@
 //! sequence's blocks as they lie in the cache: the pages of each group of layers in order, and the recurrent states, the
 //! shortest beginning first. It is written and read block by block, so no second copy of a cache is in memory.
 
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 
 use crate::{ForwardError, PAGE, PageTable};
 
@@ -61,6 +61,16 @@ pub struct CacheLayout {
     pub state_bytes: u64,
 }
 
+impl CacheLayout {
+    /// Bytes of a block.
+    pub fn bytes_of(&self, block: Block) -> u64 {
+        match block {
+            Block::Page { group, page: _ } => self.page_bytes[group],
+            Block::State { slot: _ } => self.state_bytes,
+        }
+    }
+}
+
 impl std::fmt::Display for CacheLayout {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { format, page_bytes, state_bytes } = self;
@@ -82,8 +92,8 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// That of an empty sequence in a cache of so many groups of layers.
-    fn of_nothing(n_groups: usize) -> Self {
+    /// The extent of an empty sequence in a cache of `n_groups` groups of layers.
+    fn empty(n_groups: usize) -> Self {
         Self { n_tokens: 0, n_dropped: vec![0; n_groups], states: Vec::new() }
     }
 
@@ -162,7 +172,7 @@ impl Snapshot {
         cache.pages().reachable_in(&self.extent, n)
     }
 
-    /// Bytes of its blocks; `u64::MAX` where nobody could count them.
+    /// Bytes of its blocks; `u64::MAX` where the number is larger than that.
     pub fn block_bytes(&self) -> u64 {
         let Self { layout, extent } = self;
         let pages = layout.page_bytes.iter().zip(&extent.n_dropped).map(|(&bytes, &n_dropped)| {
@@ -226,34 +236,49 @@ impl Snapshot {
         seq: usize,
         input: &mut (impl Read + ?Sized),
     ) -> Result<(), SnapshotError> {
-        self.restore_first(self.extent.n_tokens, cache, seq, input)
+        let read_over = |input: &mut _, n| std::io::copy(&mut Read::take(input, n), &mut std::io::sink()).map(drop);
+        self.restore_blocks(self.extent.n_tokens, cache, seq, input, read_over)
     }
 
-    /// The same of the first `n` tokens alone, from which a text can [go on](Self::reachable).
+    /// The same of the first `n` tokens alone, from which a sequence can [go on](Self::reachable). Blocks of the tokens after them are
+    /// not read.
     pub fn restore_first(
         &self,
         n: usize,
         cache: &mut dyn SequenceCache,
         seq: usize,
-        input: &mut (impl Read + ?Sized),
+        input: &mut (impl Read + Seek),
+    ) -> Result<(), SnapshotError> {
+        self.restore_blocks(n, cache, seq, input, |input, n| input.seek_relative(n.cast_signed()))
+    }
+
+    fn restore_blocks<R: Read + ?Sized>(
+        &self,
+        n: usize,
+        cache: &mut dyn SequenceCache,
+        seq: usize,
+        input: &mut R,
+        skip: impl Fn(&mut R, u64) -> std::io::Result<()>,
     ) -> Result<(), SnapshotError> {
         let expected = cache.layout();
         if self.layout != expected {
             return Err(SnapshotError::OtherLayout { found: self.layout.clone(), expected });
         }
-        let outcome = self.read_blocks(n, cache, seq, input);
+        let outcome = self.read_blocks(n, cache, seq, input, skip);
         if outcome.is_err() {
-            cache.adopt(seq, &Extent::of_nothing(self.layout.page_bytes.len()))?;
+            cache.adopt(seq, &Extent::empty(self.layout.page_bytes.len()))?;
         }
         outcome
     }
 
-    fn read_blocks(
+    /// Reads the blocks of the first `n` tokens into the places that the cache has for them, and has `skip` pass over the others.
+    fn read_blocks<R: Read + ?Sized>(
         &self,
         n: usize,
         cache: &mut dyn SequenceCache,
         seq: usize,
-        input: &mut (impl Read + ?Sized),
+        input: &mut R,
+        skip: impl Fn(&mut R, u64) -> std::io::Result<()>,
     ) -> Result<(), SnapshotError> {
         let mut places = cache.adopt(seq, &self.extent.first(n))?.into_iter();
         let mut bytes = Vec::new();
@@ -264,10 +289,12 @@ impl Snapshot {
                 Block::State { .. } => pos <= n,
             };
             let place = if is_wanted { places.next().flatten() } else { None };
-            self.make_room(kind, &mut bytes)?;
-            input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
             if let Some(block) = place {
+                self.make_room(kind, &mut bytes)?;
+                input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
                 cache.write_block(block, &bytes)?;
+            } else {
+                skip(input, self.layout.bytes_of(kind)).map_err(SnapshotError::Read)?;
             }
         }
         Ok(())
@@ -285,10 +312,7 @@ impl Snapshot {
 
     /// Makes `bytes` as long as a block is.
     fn make_room(&self, block: Block, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
-        let n = match block {
-            Block::Page { group, page: _ } => self.layout.page_bytes[group],
-            Block::State { slot: _ } => self.layout.state_bytes,
-        } as usize;
+        let n = self.layout.bytes_of(block) as usize;
         let more = n.saturating_sub(bytes.len());
         let no_memory = |_| ForwardError::OutOfMemory { what: "a page of the KV cache", bytes: n };
         bytes.try_reserve_exact(more).map_err(no_memory)?;

@@ -5,7 +5,7 @@
 //! them with the process, however that ends.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::io::{BufReader, BufWriter, Cursor, Seek, Write};
 use std::path::PathBuf;
 
 use metal_attention_model::{ForwardPass, Snapshot, SnapshotError};
@@ -170,12 +170,15 @@ impl PrefixStore {
 
     fn add(&mut self, pass: &mut dyn ForwardPass, seq: usize, owner: Owner, ids: &[u32]) -> Result<(), SnapshotError> {
         let snapshot = Snapshot::of_first(pass.cache(), seq, ids.len())?;
+        let bytes = bytes_of(&snapshot, ids);
+        if bytes > self.ram && self.disk.as_ref().is_none_or(|disk| bytes > disk.bytes) {
+            return Ok(());
+        }
         // What this one can stand for.
         self.texts.retain(|text| {
             let n = text.ids.len();
             text.owner != owner || !ids.starts_with(&text.ids) || snapshot.reachable(pass.cache(), n) < n
         });
-        let bytes = bytes_of(&snapshot, ids);
         let blocks = if bytes <= self.ram {
             self.make_room_in_ram(bytes);
             Blocks::Ram(copy_blocks(&snapshot, pass, seq)?)
@@ -258,10 +261,10 @@ impl PrefixStore {
         let Some(i) = self.texts.iter().position(|text| text.number == stored.number) else { return false };
         let Text { snapshot, blocks, .. } = &mut self.texts[i];
         let restored = match blocks {
-            Blocks::Ram(blocks) => snapshot.restore_first(stored.n, pass.cache(), seq, &mut &blocks[..]),
+            Blocks::Ram(blocks) => snapshot.restore_first(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..])),
             Blocks::Disk(file) => file.rewind().map_err(SnapshotError::Read).and_then(|()| {
                 let mut input = BufReader::with_capacity(BUFFER, file);
-                snapshot.restore_first(stored.n, pass.cache(), seq, &mut input as &mut dyn Read)
+                snapshot.restore_first(stored.n, pass.cache(), seq, &mut input)
             }),
         };
         if let Err(error) = &restored {

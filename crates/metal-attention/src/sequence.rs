@@ -9,7 +9,7 @@ use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, is_number, need};
 use crate::constraint::Constraining;
 use crate::logits_processor::Processing;
-use crate::prefix_store::PrefixStore;
+use crate::prefix_store::{PrefixStore, n_common};
 use crate::sampling::Sampler;
 use crate::scheduler::Client;
 use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedText, SessionError, SessionFile, Timings};
@@ -98,7 +98,7 @@ impl Sequence {
         }
         self.check_prompt(prompt)?;
         self.started = Instant::now();
-        let cached = self.ids[..self.pass.position()].iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let cached = n_common(&self.ids[..self.pass.position()], prompt);
         // The last token is evaluated in any case: its logits choose the next one.
         let cached = cached.min(prompt.len() - 1);
         let cached = self.go_back(prompt, cached);

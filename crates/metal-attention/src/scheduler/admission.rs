@@ -226,8 +226,9 @@ impl<'t> Engine<'t> {
             return Place::Later;
         }
         let page_len = self.pass.cache_pages().page_len;
-        if let Some(stored) =
-            self.store.find(&mut *self.pass, client, ids).filter(|stored| stored.n >= cached + page_len)
+        if self.fits(n_tokens, None)
+            && let Some(stored) = self.store.find(&mut *self.pass, client, ids)
+            && stored.n >= cached + page_len
         {
             // What goes to make room for it does not take its place.
             self.store.touch(stored);

@@ -131,6 +131,22 @@ fn limits_hold_and_what_memory_has_no_room_for_goes_to_disk() {
 }
 
 #[test]
+fn a_text_too_long_to_be_kept_leaves_its_beginning_there() {
+    let model = Model::built_in().unwrap();
+    let (prompt, longer, other) = (some(1, 150), some(1, 220), some(2, 220));
+    let probe = start(&model, &small(), with_ram(64 * MIB));
+    ask(&model, &probe, Client::Unknown, &prompt);
+    ask(&model, &probe, Client::Unknown, &other);
+    let scheduler = start(&model, &small(), with_ram(probe.metrics().stored.ram_bytes));
+    // `other` has the beginning give its place up, which is kept; then the longer text does, which has no room.
+    for ids in [&prompt, &other, &longer, &other] {
+        ask(&model, &scheduler, Client::Unknown, ids);
+    }
+    assert_eq!(scheduler.metrics().stored.ram_texts, 1);
+    assert_eq!(ask(&model, &scheduler, Client::Unknown, &prompt).0, 149);
+}
+
+#[test]
 fn a_request_that_waits_takes_nothing_from_finished_texts() {
     let model = Model::built_in().unwrap();
     let engine = EngineOptions { n_ctx: Some(512), n_cache: Some(512), n_seq: 4, ..engine() };
