@@ -47,14 +47,15 @@ use Neutral::{Negative, Number, True, Word};
 /// Refuses a request that asks for something by one of the fields `refused`, and notes those of `ignored` by which it does.
 pub fn check<'a>(
     object: &Object<'_>,
-    refused: impl Iterator<Item = &'a RefusedField> + Clone,
+    refused: impl IntoIterator<Item = &'a RefusedField>,
     ignored: &[&str],
 ) -> Result<Notes, ApiError> {
     let mut notes = Notes::default();
+    let refused: Vec<_> = refused.into_iter().collect();
     // What is no value is for those to say who read it.
     let asks = |value, neutral| Asks(neutral).deserialize(value).unwrap_or(false);
     for (name, value) in object.fields() {
-        if let Some(field) = refused.clone().find(|field| field.name == name) {
+        if let Some(field) = refused.iter().find(|field| field.name == name) {
             if asks(value, field.neutral) {
                 let message = format!("{name} is not supported: {}", field.instead);
                 return Err(ApiError::field(name, message).with_code("unsupported_parameter"));

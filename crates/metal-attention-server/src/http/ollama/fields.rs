@@ -97,7 +97,7 @@ impl OllamaFields {
     /// Reads the fields, and notes those that have no effect.
     pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
         // The context never shifts: an answer that fills it ends.
-        let mut notes = unsupported::check(object, REFUSED.iter(), &["shift"])?;
+        let mut notes = unsupported::check(object, REFUSED, &["shift"])?;
         let options = Options::read(object.get("options"))?;
         notes.extend(&options.notes);
         let fields: Self = object.parse()?;

@@ -102,7 +102,7 @@ pub struct CreateRequest {
 
 impl FromJson for CreateRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let mut notes = unsupported::check(object, REFUSED.iter(), &["license", "renderer", "parser"])?;
+        let mut notes = unsupported::check(object, REFUSED, &["license", "renderer", "parser"])?;
         let fields: CreateFields = object.parse()?;
         let parameters = Options::read(object.get("parameters"))?;
         notes.extend(&parameters.notes);

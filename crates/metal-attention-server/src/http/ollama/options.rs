@@ -77,7 +77,7 @@ impl Options {
             return Err(ApiError::field("options", "options must be an object"));
         }
         let object = Object::split(value.get().as_bytes())?;
-        let mut notes = unsupported::check(&object, REFUSED.iter(), IGNORED)?;
+        let mut notes = unsupported::check(&object, REFUSED, IGNORED)?;
         let sampling = SamplingFields::read(&object, &mut notes)?;
         let OptionFields { seed, num_predict, num_ctx, stop } = object.parse()?;
         Ok(Self {

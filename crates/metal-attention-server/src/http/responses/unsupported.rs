@@ -40,7 +40,7 @@ const IGNORED: &[&str] = &[
 
 /// Refuses a request that asks for something this server cannot do. Notes the fields that are passed over.
 pub fn check(object: &Object<'_>) -> Result<Notes, ApiError> {
-    unsupported::check(object, REFUSED.iter(), IGNORED)
+    unsupported::check(object, REFUSED, IGNORED)
 }
 
 #[cfg(test)]
