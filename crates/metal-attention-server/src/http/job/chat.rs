@@ -134,7 +134,10 @@ impl ChatJob {
         let (continuation, ids) = if fits {
             let FittedPrompt { prompt, n_tokens, dropped, .. } =
                 fit_context(&messages, room, &model.tokenizer, render)?;
-            if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped {
+            // A prompt that is still too long is refused.
+            if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped
+                && n_tokens <= model.n_ctx
+            {
                 notes.dropped_turns(n_turns);
                 tracing::info!(
                     target: LOG_TARGET,
