@@ -17,6 +17,9 @@ pub enum Answer {
 /// The prompt for the answer.
 pub const QUESTION: &str = "call it? [y]es, [n]o, [a]lways: ";
 
+/// Why there is no consent where stdin is no terminal.
+pub const NO_TERMINAL: &str = "consent needs a terminal; `allow` in the configuration lets a tool be called without it";
+
 impl Answer {
     /// Reads what was typed; `None`: it is no answer. An empty line is no consent.
     pub fn read(answer: &str) -> Option<Self> {

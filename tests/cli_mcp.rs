@@ -89,7 +89,7 @@ fn a_tool_is_tried_with_consent() {
     assert_eq!(result.lines().last(), Some("ab<|im_end|>"));
     assert!(stdout(test(&["web"])).contains("echo  Says it again (allowed)"));
     for (args, code, why) in [
-        (&["web", "fail"][..], 2, "there is nobody to ask: `allow` in the configuration"),
+        (&["web", "fail"][..], 2, "consent needs a terminal; `allow` in the configuration"),
         (&["web", "none"], 2, "has no tool \"none\""),
         (&["web", "echo", "--arguments", "[]"], 2, "--arguments takes a JSON object"),
         (&["broken"], 1, "cannot start \"/nowhere/at-all\""),
@@ -144,7 +144,7 @@ fn a_model_calls_tools_that_are_allowed() {
 fn nothing_is_called_without_consent() {
     let setup = Setup::new("");
     let (messages, errors) = setup.chat(CALL);
-    assert!(errors.contains("web.echo {\"text\":\"hi\"}\nthere is nobody to ask"), "{errors}");
+    assert!(errors.contains("web.echo {\"text\":\"hi\"}\nconsent needs a terminal"), "{errors}");
     assert_eq!(messages[2]["content"], "The user does not want this call. Do not repeat it.");
     assert_eq!(setup.n_calls(), 0);
     // An answer without a call is an answer.
@@ -191,7 +191,11 @@ fn servers_end_with_the_program() {
         let folder = tempfile::tempdir().unwrap();
         let (fifo, config) = (folder.path().join("fifo"), folder.path().join("config.toml"));
         assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        std::fs::write(&config, format!("[mcp.servers.a]\ncommand = \"sh\"\nargs = ['-c', '''{script}''', {fifo:?}]\n")).unwrap();
+        std::fs::write(
+            &config,
+            format!("[mcp.servers.a]\ncommand = \"sh\"\nargs = ['-c', '''{script}''', {fifo:?}]\n"),
+        )
+        .unwrap();
         let mut serve = common::program();
         serve.args(["serve", "--device", "cpu", "--port", "0", "--config", text(&config)]).stderr(Stdio::piped());
         let mut serve = serve.spawn().unwrap();

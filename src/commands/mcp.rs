@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
-use crate::mcp_consent::{Answer, QUESTION, shown};
+use crate::mcp_consent::{Answer, NO_TERMINAL, QUESTION, shown};
 use crate::metadata_text::{safe, safe_json, safe_lines};
 
 const AFTER_HELP: &str = "\
@@ -110,7 +110,7 @@ fn test(toolbox: &Toolbox) -> Result<Vec<OfferedTool>, CliError> {
 fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -> Result<(), CliError> {
     let (server, name) = (&tool.server, &tool.tool.name);
     let mut err = io::stderr().lock();
-    // Where stderr is closed nobody can be asked either.
+    // Where stderr is closed the answer cannot be asked for either.
     let _ = writeln!(err, "{}", shown(tool, arguments));
     let consent = if toolbox.allows(server, name) { None } else { Some(ask_consent(&mut err)?) };
     drop(err);
@@ -128,8 +128,7 @@ fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -
 /// Asks on stderr, and reads the answer from the terminal.
 fn ask_consent(err: &mut impl Write) -> Result<Consent, CliError> {
     if !io::stdin().is_terminal() {
-        let message = "there is nobody to ask: `allow` in the configuration lets a tool be called without a question";
-        return Err(CliError::Usage(message.into()));
+        return Err(CliError::Usage(NO_TERMINAL.into()));
     }
     loop {
         let _ = write!(err, "{QUESTION}").and_then(|()| err.flush());

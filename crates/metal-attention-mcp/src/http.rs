@@ -150,8 +150,8 @@ impl Shared {
             request = request.header(VERSION, version);
         }
         let response = request.config().timeout_global(Some(timeout)).build().send(message);
-        let mut response =
-            response.map_err(|source| McpError::Connection { url: self.shown_url.clone(), source: Box::new(source) })?;
+        let mut response = response
+            .map_err(|source| McpError::Connection { url: self.shown_url.clone(), source: Box::new(source) })?;
         let status = response.status().as_u16();
         if status == 404 && session.is_some() {
             return Err(McpError::SessionEnded);

@@ -88,8 +88,7 @@ impl Stdio {
         process_groups::add(child.id());
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (sender, lines) = sync_channel(MAX_UNSENT);
-        let mut stdio =
-            Self { child, stdin: Some(sender), stderr: None, last_line: Arc::default(), has_exited: false };
+        let mut stdio = Self { child, stdin: Some(sender), stderr: None, last_line: Arc::default(), has_exited: false };
         let started = (|| {
             if let Some(stdin) = stdin {
                 spawn(move || write_lines(stdin, &lines))?;

@@ -128,7 +128,7 @@ impl Server {
             return;
         }
         if self.behaviour == Behaviour::Noisy {
-            std::io::stderr().write_all(&[b'e'; 1 << 20]).unwrap();
+            std::io::stderr().write_all(&vec![b'e'; 1 << 20]).unwrap();
         }
         let result = match method {
             "initialize" => {

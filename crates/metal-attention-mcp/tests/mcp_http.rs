@@ -96,7 +96,10 @@ fn what_is_no_server_fails() {
         assert!(matches!(url(wrong), McpError::Url { .. }), "{wrong}");
     }
     let unreachable = url("http://me:secret@127.0.0.1:1/mcp?key=secret");
-    assert!(matches!(&unreachable, McpError::Connection { url, .. } if url == "http://127.0.0.1:1/mcp"), "{unreachable}");
+    assert!(
+        matches!(&unreachable, McpError::Connection { url, .. } if url == "http://127.0.0.1:1/mcp"),
+        "{unreachable}"
+    );
     assert!(!unreachable.to_string().contains("secret"), "{unreachable}");
     let mut wrong = options("http://127.0.0.1:1/mcp");
     wrong.transport = Transport::Http {

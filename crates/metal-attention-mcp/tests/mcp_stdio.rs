@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use metal_attention_mcp::{
-    Client, Consent, Consents, MAX_RESULT, MAX_TOOLS, McpError, ServerOptions, ServerReport, ToolResult, Toolbox, Transport,
+    Client, Consent, Consents, MAX_RESULT, MAX_TOOLS, McpError, ServerOptions, ServerReport, ToolResult, Toolbox,
+    Transport,
 };
 use serde_json::{Map, Value, json};
 

@@ -11,7 +11,7 @@ use super::note;
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
-use crate::mcp_consent::{Answer, QUESTION, shown};
+use crate::mcp_consent::{Answer, NO_TERMINAL, QUESTION, shown};
 use crate::metadata_text::{safe, safe_lines};
 use crate::progress::Progress;
 use crate::{terminal, units};
@@ -22,7 +22,7 @@ const SHOWN_LINES: usize = 8;
 /// Which servers' tools are offered to the model.
 #[derive(clap::Args)]
 pub struct ToolsArgs {
-    /// Offer the model the tools of the configuration's MCP servers, or of those named; each call is asked for
+    /// Offer the model the tools of the configuration's MCP servers, or of those named; each call waits for consent
     #[arg(long, value_name = "SERVER", num_args = 0..=1, value_delimiter = ',')]
     tools: Option<Vec<String>>,
 
@@ -54,7 +54,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Starts the servers. Those that fail are told of, and the others are used.
+    /// Starts the servers. Those that fail are reported, and the others are used.
     pub fn start(wanted: Wanted<'_>, template: &ChatTemplate) -> Result<Self, CliError> {
         if !template.knows_tools() {
             let message = "--tools: the model's chat template knows no tools, so it was not trained to call any; choose another \
@@ -102,7 +102,7 @@ impl Tools {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// Calls a tool where the user consents. Returns what the model is told.
+    /// Calls a tool where the user consents. Returns the text of the message to the model.
     pub fn call(&self, name: &str, arguments: &str, input: &mut Input) -> Result<String, CliError> {
         let Some(tool) = self.offered.iter().find(|tool| tool.name == name) else {
             note(&safe(&format!("note: the model calls {name}, which is none of its tools")));
@@ -143,7 +143,7 @@ impl Tools {
 /// Asks for consent to a call; `None`: the user refuses, or stdin and stdout are no terminal.
 fn ask_consent(input: &mut Input) -> Result<Option<Consent>, CliError> {
     if !input.is_terminal() {
-        note("there is nobody to ask: `allow` in the configuration lets a tool be called without a question");
+        note(NO_TERMINAL);
         return Ok(None);
     }
     loop {

@@ -16,7 +16,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// The page; for a client that is no browser what ollama has here, by which its clients know that the server runs. `has_tools`: the
 /// page may call the tools of MCP servers.
-pub async fn html(headers: HeaderMap, has_tools: bool) -> Response {
+pub fn html(headers: &HeaderMap, has_tools: bool) -> Response {
     let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if !accepts.contains("text/html") {
         return ollama::RUNNING.into_response();

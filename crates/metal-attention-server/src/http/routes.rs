@@ -3,7 +3,7 @@
 use std::panic::AssertUnwindSafe;
 
 use axum::extract::Request;
-use axum::http::{Method, Response};
+use axum::http::{HeaderMap, Method, Response};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{any, get, post};
@@ -84,7 +84,7 @@ pub fn router(app: &App, is_loopback: bool, checks_host: bool) -> Router {
     let router = router
         .merge(mcp)
         .route("/openapi.json", get(move || async move { axum::Json(api) }))
-        .route("/", get(move |headers| page::html(headers, has_tools)))
+        .route("/", get(move |headers: HeaderMap| async move { page::html(&headers, has_tools) }))
         .route("/chat.css", get(page::css))
         .route("/chat.js", get(page::script))
         .route("/store.js", get(page::store))

@@ -41,6 +41,7 @@ fn call(server: &Server, header: &str, body: &Value) -> Answer {
 fn the_page_calls_tools_with_consent() {
     let mcp = HttpServer::good();
     let server = with_tools(&mcp, false, &[]);
+    assert!(server.send("GET", "/", &["Accept: text/html"], b"").body.contains("<body data-tools>"));
     let list = server.send("GET", "/mcp/tools", &[PAGE], b"").json();
     let tools: Vec<_> = list["tools"].as_array().unwrap().iter().map(|t| (&t["tool"], &t["allowed"])).collect();
     assert_eq!(tools, [(&json!("echo"), &json!(false)), (&json!("fail"), &json!(true))]);
@@ -121,7 +122,8 @@ fn without_a_key_tools_are_for_this_machine() {
         let toolbox = Toolbox::new(vec![options("web", mcp.url())], Consents::default());
         Some(Arc::new(PageTools::new(toolbox, is_remote)))
     };
-    let server = Server::new(HttpOptions { tools: tools(false), hosts: vec!["box.local".into()], ..Default::default() });
+    let server =
+        Server::new(HttpOptions { tools: tools(false), hosts: vec!["box.local".into()], ..Default::default() });
     let list = |server: &Server, headers: &[&str]| server.send("GET", "/mcp/tools", headers, b"");
     let refused = (403, Value::Null, json!("page_only"));
     assert_eq!(list(&server, &[PAGE, "Host: box.local"]).error(), refused);
@@ -136,4 +138,5 @@ fn without_servers_there_are_no_paths() {
     let server = server();
     assert_eq!(server.send("GET", "/mcp/tools", &[PAGE], b"").error(), (404, Value::Null, json!("route_not_found")));
     assert!(!server.get("/openapi.json").body.contains("mcp"));
+    assert!(server.send("GET", "/", &["Accept: text/html"], b"").body.contains("<body>"));
 }
