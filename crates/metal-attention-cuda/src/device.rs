@@ -560,19 +560,26 @@ impl Readback {
 
     /// Has the device copy the first `bytes` of `from` here, in the order of the stream.
     pub(crate) fn copy(&mut self, from: &CudaBuffer, bytes: u64) -> Result<(), CudaError> {
-        self.copy_part(from, 0, bytes, 0)
+        self.copy_part(from, 0, bytes, 0)?;
+        self.end_copies()
     }
 
-    /// Has the device copy the `bytes` of `from` from byte `start` on to byte `at`, in the order of the stream.
+    /// Has the device copy the `bytes` of `from` from byte `start` on to byte `at`, in the order of the stream. After the last
+    /// part comes [`end_copies`](Self::end_copies).
     pub(crate) fn copy_part(&mut self, from: &CudaBuffer, start: u64, bytes: u64, at: u64) -> Result<(), CudaError> {
         assert!(at + bytes <= self.bytes() && start + bytes <= from.bytes, "{bytes} bytes to read back");
         let stream = self.memory.device.stream;
         // SAFETY: both buffers hold the range, and the copy is read only after the event that is recorded behind it.
         unsafe {
             let to = self.memory.ptr.byte_add(at as usize);
-            check("read from the device", sys::cuMemcpyDtoHAsync_v2(to, from.ptr + start, bytes as usize, stream))?;
-            check("note that it was read", sys::cuEventRecord(self.written, stream))
+            check("read from the device", sys::cuMemcpyDtoHAsync_v2(to, from.ptr + start, bytes as usize, stream))
         }
+    }
+
+    /// Has the device note when the copies so far are there.
+    pub(crate) fn end_copies(&mut self) -> Result<(), CudaError> {
+        // SAFETY: the event is this one's, and the stream the device's.
+        check("note that it was read", unsafe { sys::cuEventRecord(self.written, self.memory.device.stream) })
     }
 
     /// The first `bytes`, once they are there. The watch is looked at meanwhile.

@@ -1,10 +1,15 @@
 //! Snapshots of sequences: copies blocks of the KV cache from the GPU to main memory and back.
 
+use std::io::Write;
+
 use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, Readback};
 use crate::forward_pass::CudaForwardPass;
+
+/// Most bytes of blocks that are copied from the device before they are waited for, unless one alone has more.
+const AT_ONCE: u64 = 16 << 20;
 
 impl CudaForwardPass {
     /// Where a block lies: buffers, bytes before it, and its bytes.
@@ -23,22 +28,29 @@ impl CudaForwardPass {
         }
     }
 
-    fn read_parts(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), CudaError> {
-        let gpu = self.gpu();
-        gpu.bind()?;
-        let n = bytes.len() as u64;
-        let mut readback = match self.blocks.take().filter(|readback| readback.bytes() >= n) {
+    /// Copies as many of `blocks` to pinned memory as it holds, at least one: their number and bytes.
+    fn read_some(&mut self, blocks: &[Block]) -> Result<(usize, &[u8]), CudaError> {
+        self.gpu().bind()?;
+        let mut n = 0;
+        let mut bytes = 0;
+        for &block in blocks {
+            let more = self.block_bytes(block);
+            if n > 0 && bytes + more > AT_ONCE {
+                break;
+            }
+            (n, bytes) = (n + 1, bytes + more);
+        }
+        let mut readback = match self.blocks.take().filter(|readback| readback.bytes() >= bytes) {
             Some(readback) => readback,
-            None => Readback::new(self.gpu(), n)?,
+            None => Readback::new(self.gpu(), bytes.max(AT_ONCE))?,
         };
         let mut at = 0;
-        for (buffer, start, n) in self.parts_of(block) {
+        for (buffer, start, n) in blocks[..n].iter().flat_map(|&block| self.parts_of(block)) {
             readback.copy_part(buffer, start, n, at)?;
             at += n;
         }
-        bytes.copy_from_slice(readback.read(n)?);
-        self.blocks = Some(readback);
-        Ok(())
+        readback.end_copies()?;
+        Ok((n, self.blocks.insert(readback).read(bytes)?))
     }
 
     fn write_parts(&self, block: Block, mut bytes: &[u8]) -> Result<(), CudaError> {
@@ -75,7 +87,17 @@ impl SequenceCache for CudaForwardPass {
     }
 
     fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
-        Ok(self.read_parts(block, bytes)?)
+        bytes.copy_from_slice(self.read_some(&[block])?.1);
+        Ok(())
+    }
+
+    fn read_blocks(&mut self, mut blocks: &[Block], out: &mut dyn Write) -> Result<(), SnapshotError> {
+        while !blocks.is_empty() {
+            let (n, bytes) = self.read_some(blocks).map_err(ForwardError::from)?;
+            out.write_all(bytes).map_err(SnapshotError::Write)?;
+            blocks = &blocks[n..];
+        }
+        Ok(())
     }
 
     fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {

@@ -69,6 +69,16 @@ impl CacheLayout {
             Block::State { slot: _ } => self.state_bytes,
         }
     }
+
+    /// Makes `bytes` as long as a block is.
+    fn make_room(&self, block: Block, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
+        let n = self.bytes_of(block) as usize;
+        let more = n.saturating_sub(bytes.len());
+        let no_memory = |_| ForwardError::OutOfMemory { what: "a page of the KV cache", bytes: n };
+        bytes.try_reserve_exact(more).map_err(no_memory)?;
+        bytes.resize(n, 0);
+        Ok(())
+    }
 }
 
 impl std::fmt::Display for CacheLayout {
@@ -138,6 +148,18 @@ pub trait SequenceCache {
     /// Copies a block out; `bytes` is as long as the layout says.
     fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError>;
 
+    /// Writes blocks to `out`, one after the other. A backend whose copies take longer to begin than to go on makes many at once.
+    fn read_blocks(&mut self, blocks: &[Block], out: &mut dyn Write) -> Result<(), SnapshotError> {
+        let layout = self.layout();
+        let mut bytes = Vec::new();
+        for &block in blocks {
+            layout.make_room(block, &mut bytes)?;
+            self.read_block(block, &mut bytes)?;
+            out.write_all(&bytes).map_err(SnapshotError::Write)?;
+        }
+        Ok(())
+    }
+
     /// Copies a block in.
     fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError>;
 }
@@ -193,17 +215,11 @@ impl Snapshot {
         &self,
         cache: &mut dyn SequenceCache,
         seq: usize,
-        out: &mut (impl Write + ?Sized),
+        out: &mut dyn Write,
     ) -> Result<(), SnapshotError> {
         cache.settle();
         let blocks = cache.pages().blocks(seq, &self.extent);
-        let mut bytes = Vec::new();
-        for block in blocks {
-            self.make_room(block, &mut bytes)?;
-            cache.read_block(block, &mut bytes)?;
-            out.write_all(&bytes).map_err(SnapshotError::Write)?;
-        }
-        Ok(())
+        cache.read_blocks(&blocks, out)
     }
 
     /// Reads a header. What it says of lengths is bounded by what `n_ctx` tokens can have.
@@ -290,7 +306,7 @@ impl Snapshot {
             };
             let place = if is_wanted { places.next().flatten() } else { None };
             if let Some(block) = place {
-                self.make_room(kind, &mut bytes)?;
+                self.layout.make_room(kind, &mut bytes)?;
                 input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
                 cache.write_block(block, &bytes)?;
             } else {
@@ -308,16 +324,6 @@ impl Snapshot {
             (n_dropped..n_pages).map(move |i| (Block::Page { group, page: 0 }, i * PAGE))
         });
         pages.chain(self.extent.states.iter().map(|&pos| (Block::State { slot: 0 }, pos)))
-    }
-
-    /// Makes `bytes` as long as a block is.
-    fn make_room(&self, block: Block, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
-        let n = self.layout.bytes_of(block) as usize;
-        let more = n.saturating_sub(bytes.len());
-        let no_memory = |_| ForwardError::OutOfMemory { what: "a page of the KV cache", bytes: n };
-        bytes.try_reserve_exact(more).map_err(no_memory)?;
-        bytes.resize(n, 0);
-        Ok(())
     }
 
     fn header(&self) -> Vec<u8> {

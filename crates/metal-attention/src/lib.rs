@@ -27,6 +27,7 @@ pub mod cached_text;
 mod choice;
 pub mod compare;
 mod constraint;
+mod copy_budget;
 #[cfg(feature = "cuda")]
 mod cuda_engine;
 mod device;

@@ -7,10 +7,12 @@
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Cursor, Seek, Write};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use metal_attention_model::{ForwardPass, Snapshot, SnapshotError};
 
 use crate::cached_text::copy_blocks;
+use crate::copy_budget::CopyBudget;
 use crate::scheduler::Client;
 
 /// Bytes that go to a file, or come from it, at once.
@@ -116,12 +118,13 @@ pub(crate) struct PrefixStore {
     now: u64,
     hits: u64,
     tokens: u64,
+    budget: CopyBudget,
 }
 
 impl PrefixStore {
     /// An empty store of `ram` bytes in main memory, and what `disk` has room for.
     pub fn new(ram: u64, disk: Option<CacheDisk>) -> Self {
-        Self { ram, disk, texts: Vec::new(), now: 0, hits: 0, tokens: 0 }
+        Self { ram, disk, texts: Vec::new(), now: 0, hits: 0, tokens: 0, budget: CopyBudget::new() }
     }
 
     /// Whether there is no room for any.
@@ -132,21 +135,28 @@ impl PrefixStore {
     /// Keeps the place where an answer begins, before layers with windows lose it: after `prompt`, in sequence `seq`, which goes on
     /// by a token at a time. Prompts to come go back there where a template drops the thoughts. False: not yet. What is shorter
     /// than half of what can be taken back needs no keeping.
-    pub fn keep_turn(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, prompt: &[u32]) -> bool {
+    pub fn keep_turn(
+        &mut self,
+        pass: &mut dyn ForwardPass,
+        seq: usize,
+        client: Client,
+        prompt: &[u32],
+        others_wait: bool,
+    ) -> bool {
         if self.is_off() || pass.cache().pages().n_groups() == 1 {
             return true;
         }
         let (n, half) = (prompt.len(), pass.n_ubatch().max(pass.cache_pages().page_len) / 2);
         let is_time = pass.n_past(seq) >= n + half;
         if is_time && pass.reachable(seq, n) == n {
-            self.keep(pass, seq, client, prompt);
+            self.keep(pass, seq, client, prompt, others_wait);
         }
         is_time
     }
 
     /// Keeps the beginning `ids` of sequence `seq` of `pass`, which it can be cut back to, for prompts of `client`, as far as there is
-    /// room.
-    pub fn keep(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, ids: &[u32]) {
+    /// room; and, where other sequences wait for its copy, as far as there is time.
+    pub fn keep(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, ids: &[u32], others_wait: bool) {
         let owner = Owner::from(client);
         // Less than a page is sooner evaluated.
         if self.is_off() || ids.len() < pass.cache_pages().page_len {
@@ -163,16 +173,34 @@ impl PrefixStore {
             self.texts[i].last_used = now;
             return;
         }
-        if let Err(error) = self.add(pass, seq, owner, ids) {
-            tracing::warn!("a text that gives its place up is not kept: {error}");
+        let start = Instant::now();
+        let most = if others_wait { self.budget.bytes(start) } else { u64::MAX };
+        match self.add(pass, seq, owner, ids, most) {
+            Ok(bytes) => self.budget.took(bytes, start.elapsed()),
+            Err(error) => tracing::warn!("a text that gives its place up is not kept: {error}"),
         }
     }
 
-    fn add(&mut self, pass: &mut dyn ForwardPass, seq: usize, owner: Owner, ids: &[u32]) -> Result<(), SnapshotError> {
+    /// Adds the beginning `ids` of sequence `seq`, or as much of that as `most` bytes hold. Returns the bytes that were copied.
+    fn add(
+        &mut self,
+        pass: &mut dyn ForwardPass,
+        seq: usize,
+        owner: Owner,
+        ids: &[u32],
+        most: u64,
+    ) -> Result<u64, SnapshotError> {
         let snapshot = Snapshot::of_first(pass.cache(), seq, ids.len())?;
         let bytes = bytes_of(&snapshot, ids);
+        if bytes > most {
+            // As long a beginning as there is time for; layers with windows or states may have none.
+            let page_len = pass.cache_pages().page_len;
+            let n = (ids.len() as u128 * u128::from(most) / u128::from(bytes)) as usize / page_len * page_len;
+            let n = pass.reachable(seq, n);
+            return if n < page_len { Ok(0) } else { self.add(pass, seq, owner, &ids[..n], u64::MAX) };
+        }
         if bytes > self.ram && self.disk.as_ref().is_none_or(|disk| bytes > disk.bytes) {
-            return Ok(());
+            return Ok(0);
         }
         // What this one can stand for.
         self.texts.retain(|text| {
@@ -183,14 +211,14 @@ impl PrefixStore {
             self.make_room_in_ram(bytes);
             Blocks::Ram(copy_blocks(&snapshot, pass, seq)?)
         } else {
-            let Some(file) = self.file_for(bytes)? else { return Ok(()) };
+            let Some(file) = self.file_for(bytes)? else { return Ok(0) };
             let mut out = BufWriter::with_capacity(BUFFER, file);
             snapshot.write_blocks(pass.cache(), seq, &mut out)?;
             Blocks::Disk(out.into_inner().map_err(|error| SnapshotError::Write(error.into_error()))?)
         };
         let (number, last_used) = (self.now, self.now);
         self.texts.push(Text { number, owner, ids: ids.to_vec(), snapshot, blocks, last_used });
-        Ok(())
+        Ok(bytes)
     }
 
     /// Has the texts in memory that were used least recently go to disk, or go, until `bytes` more fit.
@@ -302,4 +330,36 @@ impl CacheDisk {
 /// How many tokens two texts have in common before they part.
 pub(crate) fn n_common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use metal_attention_model::BatchToken;
+
+    use super::*;
+    use crate::{Device, EngineOptions, Model};
+
+    #[test]
+    fn a_text_is_kept_as_far_as_there_is_time() {
+        let model = Model::built_in().unwrap();
+        let options = EngineOptions { device: Device::Cpu, n_seq: 2, ..Default::default() };
+        let mut pass = model.forward_pass(&options).unwrap();
+        let ids: Vec<u32> = (0..300).map(|i| (i * 7) % 500 + 3).collect();
+        let batch = |seq, from: usize| {
+            let token = |pos| BatchToken { id: ids[pos], seq, pos, logits: pos == 299 };
+            (from..300).map(token).collect::<Vec<_>>()
+        };
+        let want = pass.forward(&batch(0, 0)).unwrap().as_slice().to_vec();
+        let mut store = PrefixStore::new(1 << 30, None);
+        let whole = bytes_of(&Snapshot::of(pass.cache(), 0).unwrap(), &ids);
+        for (most, n) in [(whole / 7, 0), (whole / 2, 128), (whole - 1, 256), (whole, 300)] {
+            let bytes = store.add(&mut *pass, 0, Owner::Everybody, &ids, most).unwrap();
+            assert!(bytes <= most && (bytes > 0) == (n > 0), "{bytes} of {most}");
+            let stored = store.find(&mut *pass, Client::Unknown, &ids);
+            assert_eq!(stored.map_or(0, |stored| stored.n), n);
+            let Some(stored) = stored.filter(|stored| stored.n < 300) else { continue };
+            assert!(store.restore(&mut *pass, 1, stored));
+            assert_eq!(pass.forward(&batch(1, n)).unwrap().as_slice(), want);
+        }
+    }
 }

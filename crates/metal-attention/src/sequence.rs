@@ -196,7 +196,7 @@ impl Sequence {
         let chosen = chosen?;
         self.count(batch.len(), start.elapsed());
         if let Some(n) = self.n_prompt
-            && self.turns.keep_turn(&mut *self.pass, 0, Client::Unknown, &self.ids[..n])
+            && self.turns.keep_turn(&mut *self.pass, 0, Client::Unknown, &self.ids[..n], false)
         {
             self.n_prompt = None;
         }

@@ -241,20 +241,23 @@ impl<'t> Engine<'t> {
 
     /// Keeps what an idle sequence has for prompts to come, unless another sequence has it too.
     pub fn store_idle(&mut self, seq: usize) {
-        let Self { pass, slots, store, running, .. } = self;
+        let Self { pass, slots, store, running, embeddings, .. } = self;
+        let others_wait = !running.is_empty() || !embeddings.is_empty();
         let (Some(ids), Some(client)) = (slots.idle(seq), slots.owner(seq)) else { return };
         let running = running.iter().map(|r| (r.seq, &r.text.ids[..pass.n_past(r.seq)]));
         let mut others = running.chain(slots.all_idle()).filter(|(other, _)| *other != seq);
         if !others.any(|(other, of_other)| of_other.starts_with(ids) && pass.reachable(other, ids.len()) == ids.len()) {
-            store.keep(&mut **pass, seq, client, ids);
+            store.keep(&mut **pass, seq, client, ids, others_wait);
         }
     }
 
     /// Keeps of texts that run the places where their answers begin, before layers with windows lose them.
     pub fn keep_turns(&mut self) {
+        let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
         let Self { pass, store, running, .. } = self;
         for Running { text, seq, turn_is_kept, .. } in running.iter_mut().filter(|r| !r.turn_is_kept) {
-            *turn_is_kept = store.keep_turn(&mut **pass, *seq, text.client, &text.ids[..text.n_prompt]);
+            let prompt = &text.ids[..text.n_prompt];
+            *turn_is_kept = store.keep_turn(&mut **pass, *seq, text.client, prompt, others_wait);
         }
     }
 
