@@ -232,6 +232,28 @@ fn text_comes_at_once_and_arguments_as_they_are_written() {
 }
 
 #[test]
+fn a_call_that_the_answer_is_cut_off_in_is_left_out() {
+    const CALL: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    let read = |format, answer: &str| {
+        let mut parser = ToolCallParser::new(format, &tools()).thinking(ReasoningMarkers::THINK, false);
+        let mut events = parser.push(answer);
+        events.extend(parser.cut_off());
+        parts(&Message::from_events(events))
+    };
+    let text = |text: &str| Some(text.to_owned());
+    let call = || vec!["add {\"a\": 1}".to_owned()];
+    let (hermes, open) = (ToolFormat::Hermes, &CALL[..CALL.find("1}}").unwrap()]);
+    assert_eq!(read(hermes, CALL), (None, None, call()));
+    assert_eq!(read(hermes, open), (None, text(""), vec![]));
+    assert_eq!(read(hermes, &format!("Hm.\n{open}")), (None, text("Hm."), vec![]));
+    assert_eq!(read(hermes, &format!("{CALL}\n{open}")), (None, None, call()));
+    assert_eq!(read(ToolFormat::Llama3, "<|python_tag|>add(a=1"), (None, text(""), vec![]));
+    // What is held back is text still, and what may be a call at the end of thoughts is a thought.
+    assert_eq!(read(hermes, "Hm. <tool_"), (None, text("Hm. <tool_"), vec![]));
+    assert_eq!(read(hermes, &format!("<think>Hm.\n{CALL}")), (text(&format!("Hm.\n{CALL}")), text(""), vec![]));
+}
+
+#[test]
 fn without_tools_nothing_is_a_call() {
     for &(format, answer, ..) in CASES.iter().filter(|case| !case.1.contains("<think>")) {
         assert_eq!(parse(format, &[answer], &[]).0, Message::assistant(answer));

@@ -166,21 +166,28 @@ pub enum AnswerEvent {
 }
 
 impl Message {
-    /// The message that the parts of an answer make.
+    /// The message that the parts of an answer make. A call without its end is left out.
     pub fn from_events(events: impl IntoIterator<Item = AnswerEvent>) -> Self {
         let mut message = Self { content: None, ..Self::assistant("") };
+        let mut in_call = false;
         for event in events {
             match event {
                 AnswerEvent::Reasoning(text) => *message.reasoning_content.get_or_insert_default() += &text,
                 AnswerEvent::Content(text) => *message.content.get_or_insert_default() += &text,
-                AnswerEvent::CallStart { id, name, .. } => message.tool_calls.push(ToolCall::new(id, name, "")),
+                AnswerEvent::CallStart { id, name, .. } => {
+                    message.tool_calls.push(ToolCall::new(id, name, ""));
+                    in_call = true;
+                }
                 AnswerEvent::CallArguments { delta, .. } => {
                     if let Some(call) = message.tool_calls.last_mut() {
                         call.function.arguments += &delta;
                     }
                 }
-                AnswerEvent::CallEnd { .. } => {}
+                AnswerEvent::CallEnd { .. } => in_call = false,
             }
+        }
+        if in_call {
+            message.tool_calls.pop();
         }
         if message.tool_calls.is_empty() {
             message.content.get_or_insert_default();

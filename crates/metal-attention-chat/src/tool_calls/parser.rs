@@ -182,13 +182,25 @@ impl ToolCallParser {
         events
     }
 
-    /// The answer is complete: hands out what was held back. A call that was cut short ends here.
+    /// The answer is complete: hands out what was held back. A call that the model left open ends here.
     pub fn finish(&mut self) -> Vec<AnswerEvent> {
+        self.end(false)
+    }
+
+    /// The answer was cut off: hands out what was held back. A call that is still open gets no end, so that
+    /// [`Message::from_events`](crate::Message::from_events) leaves it out.
+    pub fn cut_off(&mut self) -> Vec<AnswerEvent> {
+        self.end(true)
+    }
+
+    fn end(&mut self, is_cut: bool) -> Vec<AnswerEvent> {
         let mut events = Vec::new();
         while self.step(&mut events, true) {}
         let rest = std::mem::take(&mut self.pending);
         match std::mem::replace(&mut self.state, State::Text) {
             State::Thinking { .. } => thoughts(&mut events, rest.trim_end()),
+            // What would have followed is not known.
+            State::CallInThoughts(call) if is_cut => thoughts(&mut events, (call.raw + &rest).trim_end()),
             State::CallInThoughts(call) => match call.finish() {
                 Ok(calls) => {
                     self.n_calls += calls.iter().filter(|event| matches!(event, AnswerEvent::CallEnd { .. })).count();
@@ -200,6 +212,7 @@ impl ToolCallParser {
             State::Start { drop_space: true } | State::AfterCall | State::Header => {}
             State::Start { drop_space: false } | State::Text => content(&mut events, &rest),
             State::Opened { raw } | State::Fence { raw } => content(&mut events, &(raw + &rest)),
+            State::Python { .. } if is_cut => {}
             State::Python { .. } => {
                 let (name, arguments) = python_call(&rest);
                 let index = self.start_call(&mut events, name);
@@ -209,11 +222,12 @@ impl ToolCallParser {
             State::Call { mut call, raw, announced, started } => {
                 call.cut_short();
                 let parts = call.take_parts();
-                if started || parts.first().is_some_and(|part| self.is_call(part, announced)) {
+                let is_call = started || parts.first().is_some_and(|part| self.is_call(part, announced));
+                if !is_call {
+                    content(&mut events, &raw);
+                } else if !is_cut {
                     self.call_parts(&mut events, parts);
                     events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
-                } else {
-                    content(&mut events, &raw);
                 }
             }
             State::Message { thoughts, begun } => self.message_text(&mut events, &rest, thoughts, begun),
