@@ -418,7 +418,8 @@ ma_status ma_answer_new(const ma_chat *chat,
                         ma_answer **answer);
 
 // Writes the answer, so far as it was generated, to `message`, without a NUL behind it, and its bytes to `length`: OpenAI's message
-// in JSON, with `content`, `reasoning_content` and `tool_calls`, which can be the next one of the conversation.
+// in JSON, with `content`, `reasoning_content` and `tool_calls`, which can be the next one of the conversation. A call that is not
+// complete is left out.
 //
 // Where `message` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
 // `length` what is needed.

@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{AnswerEvent, Message, ToolCallParser};
+use metal_attention_grammar::Conversation;
 
 use crate::chat::Chat;
 use crate::pointers::{Out, fill, reference};
@@ -16,14 +16,12 @@ pub struct Answer(pub(crate) Arc<Mutex<Reading>>);
 
 /// An answer as it is read.
 pub struct Reading {
-    tokenizer: Arc<Tokenizer>,
-    parser: ToolCallParser,
-    /// In the place of `parser` where the text has a form of its own: then nothing in it is a call.
-    parser_of_form: ToolCallParser,
-    /// Strings that end an answer where the model has no token for it.
-    stop: &'static [&'static str],
-    events: Vec<AnswerEvent>,
+    conversation: Arc<Conversation>,
+    /// `None`: the answer is not given to a text.
+    parser: Option<ToolCallParser>,
+    /// There is something of the text.
     begun: bool,
+    events: Vec<AnswerEvent>,
 }
 
 impl Answer {
@@ -31,34 +29,43 @@ impl Answer {
         self.0.lock().map_err(|_| Failure::new(Status::Defect, "an earlier call met a defect: free the answer"))
     }
 
-    /// The answer for a text that begins, and the strings that end it; `has_form`: the text has a form of its own. An error where there
-    /// was another text.
-    pub(crate) fn begin(&self, has_form: bool) -> Result<&'static [&'static str], Failure> {
+    /// Gives the answer to a text, and returns the strings that end it; `has_form`: the text has a form of its own. An error where
+    /// it is given to another text.
+    pub(crate) fn give(&self, has_form: bool) -> Result<&'static [&'static str], Failure> {
         let mut reading = self.lock()?;
-        if std::mem::replace(&mut reading.begun, true) {
+        if reading.parser.is_some() {
             return Err(Failure::argument("answer has been given a text already: make one for each text"));
         }
-        if has_form {
-            let Reading { parser, parser_of_form, .. } = &mut *reading;
-            std::mem::swap(parser, parser_of_form);
-        }
-        Ok(reading.stop)
+        reading.parser = Some(reading.conversation.parser(has_form));
+        Ok(reading.conversation.stop_strings())
     }
 }
 
 impl Reading {
     /// Takes a token, or a rest of text without one.
     pub fn add(&mut self, id: Option<u32>, text: &str) {
-        let events = match id {
-            Some(id) => self.parser.push_token(&self.tokenizer, id, text),
-            None => self.parser.push(text),
-        };
-        self.events.extend(events);
+        let Some(parser) = &mut self.parser else { return };
+        self.begun = true;
+        self.events.extend(match id {
+            Some(id) => parser.push_token(self.conversation.tokenizer(), id, text),
+            None => parser.push(text),
+        });
     }
 
-    /// The text is over.
-    pub fn finish(&mut self) {
-        self.events.extend(self.parser.finish());
+    /// The text is over; `is_cut`: it was cut off.
+    pub fn finish(&mut self, is_cut: bool) {
+        let Some(parser) = &mut self.parser else { return };
+        self.begun = true;
+        self.events.extend(if is_cut { parser.cut_off() } else { parser.finish() });
+    }
+
+    /// The call failed. Where there is nothing of the text the answer may be given to another one.
+    pub fn fail(&mut self) {
+        if self.begun {
+            self.finish(true);
+        } else {
+            self.parser = None;
+        }
     }
 }
 
@@ -71,21 +78,15 @@ pub unsafe extern "C" fn ma_answer_new(chat: *const Chat, answer: *mut *mut Answ
     call(|| {
         // SAFETY: as the caller promises.
         let (out, chat) = unsafe { (Out::new(answer, "answer")?, reference(chat, "chat")?) };
-        let reading = Reading {
-            tokenizer: Arc::clone(chat.0.tokenizer()),
-            parser: chat.0.parser(false),
-            parser_of_form: chat.0.parser(true),
-            stop: chat.0.stop_strings(),
-            events: Vec::new(),
-            begun: false,
-        };
+        let reading = Reading { conversation: Arc::clone(&chat.0), parser: None, begun: false, events: Vec::new() };
         out.set(Box::into_raw(Box::new(Answer(Arc::new(Mutex::new(reading))))));
         Ok(())
     })
 }
 
 /// Writes the answer, so far as it was generated, to `message`, without a NUL behind it, and its bytes to `length`: OpenAI's message
-/// in JSON, with `content`, `reasoning_content` and `tool_calls`, which can be the next one of the conversation.
+/// in JSON, with `content`, `reasoning_content` and `tool_calls`, which can be the next one of the conversation. A call that is not
+/// complete is left out.
 ///
 /// Where `message` has room for too little (`capacity`; null has room for nothing) the result is MA_STATUS_BUFFER_TOO_SMALL, and
 /// `length` what is needed.

@@ -204,9 +204,9 @@ impl Sequence {
 
     /// The text is over.
     fn end(&mut self, outcome: Result<StopReason, Failure>) {
-        self.request.finish();
         match outcome {
             Ok(reason) => {
+                self.request.finish(reason);
                 self.result.status = Status::Ok;
                 self.result.generation.stop_reason = reason;
                 self.error = CString::default();

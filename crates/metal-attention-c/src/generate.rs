@@ -111,6 +111,16 @@ pub enum StopReason {
     Callback = 4,
 }
 
+impl StopReason {
+    /// Whether the text was cut off.
+    fn is_cut(self) -> bool {
+        match self {
+            Self::EndOfGeneration | Self::StopString => false,
+            Self::Length | Self::ContextFull | Self::Callback => true,
+        }
+    }
+}
+
 /// What came of a call that generates.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -221,7 +231,7 @@ pub struct Request {
     constraint: Option<Box<dyn Constraint>>,
     /// Tokens of the vocabulary that the constraint is for.
     n_vocab: Option<usize>,
-    /// What reads the text as the answer to a conversation.
+    /// What reads the text as the answer to a conversation, until the text is over.
     answer: Option<Arc<Mutex<Reading>>>,
     on_token: OnToken,
     user: *mut c_void,
@@ -256,7 +266,7 @@ impl Request {
         if let Some(answer) = answer {
             options
                 .stop
-                .extend(answer.begin(grammar.is_some_and(|grammar| grammar.is_form))?.iter().map(ToString::to_string));
+                .extend(answer.give(grammar.is_some_and(|grammar| grammar.is_form))?.iter().map(ToString::to_string));
         }
         let (constraint, n_vocab) = (grammar.and_then(Grammar::constraint), grammar.map(|grammar| grammar.n_vocab));
         let answer = answer.map(|answer| Arc::clone(&answer.0));
@@ -300,9 +310,9 @@ impl Request {
     }
 
     /// The text is over.
-    pub fn finish(&self) {
-        if let Some(answer) = &self.answer {
-            answer.lock().unwrap_or_else(PoisonError::into_inner).finish();
+    pub fn finish(&mut self, reason: StopReason) {
+        if let Some(answer) = self.answer.take() {
+            answer.lock().unwrap_or_else(PoisonError::into_inner).finish(reason.is_cut());
         }
     }
 
@@ -331,21 +341,32 @@ impl Request {
         let mut generation = generator.generate(self.options.clone());
         let mut n_generated = 0;
         let mut stopped = false;
+        let mut failure = None;
         for token in generation.by_ref() {
-            let token = token?;
-            n_generated += 1;
-            if !self.on_token(token.id, token.text) {
-                stopped = true;
+            match token {
+                Ok(token) => {
+                    n_generated += 1;
+                    stopped = !self.on_token(token.id, token.text);
+                }
+                Err(error) => failure = Some(error),
+            }
+            if stopped {
                 break;
             }
         }
         let reason = generation.stop_reason();
         let n_cached = generation.timings().cached_tokens;
         let rest = generation.finish();
-        if !stopped && !rest.is_empty() {
-            self.on_token(MA_NO_TOKEN, rest);
+        if !rest.is_empty() {
+            if stopped || failure.is_some() {
+                self.read(MA_NO_TOKEN, &rest);
+            } else {
+                self.on_token(MA_NO_TOKEN, rest);
+            }
         }
-        self.finish();
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
         let stop_reason = match reason {
             _ if stopped => StopReason::Callback,
             Some(metal_attention::StopReason::EndOfGeneration) => StopReason::EndOfGeneration,
@@ -354,6 +375,16 @@ impl Request {
             // The library may have more reasons one day.
             Some(_) | None => StopReason::Length,
         };
+        self.finish(stop_reason);
         Ok(Generation { n_prompt: prompt.len(), n_cached, n_generated, stop_reason })
+    }
+}
+
+impl Drop for Request {
+    /// A call that fails leaves the answer as it is then. After a defect nothing is known of it.
+    fn drop(&mut self) {
+        if let Some(Ok(mut answer)) = self.answer.as_ref().map(|answer| answer.lock()) {
+            answer.fail();
+        }
     }
 }

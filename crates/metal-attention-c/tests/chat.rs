@@ -8,9 +8,9 @@ use metal_attention_c::{
     Answer, Batch, BatchResult, Chat, ChatOptions, Context, ContextOptions, GenerateOptions, Generation, Grammar,
     MA_NO_TOKEN, Model, SamplingOptions, Status, StopReason, Token, ma_answer_free, ma_answer_message, ma_answer_new,
     ma_batch_add, ma_batch_cancel, ma_batch_error, ma_batch_free, ma_batch_new, ma_batch_run, ma_chat_free,
-    ma_chat_new, ma_chat_options_default, ma_chat_prompt, ma_chat_tokens, ma_context_free, ma_context_new,
-    ma_context_options_default, ma_generate, ma_generate_options_default, ma_grammar_free, ma_grammar_left_out,
-    ma_grammar_new, ma_last_error, ma_model_built_in, ma_model_free, ma_sampling_options_greedy,
+    ma_chat_new, ma_chat_options_default, ma_chat_prompt, ma_chat_tokens, ma_context_cancel, ma_context_free,
+    ma_context_new, ma_context_options_default, ma_generate, ma_generate_options_default, ma_grammar_free, ma_grammar_left_out,
+    ma_grammar_new, ma_last_error, ma_model_built_in, ma_model_free, ma_model_open, ma_sampling_options_greedy,
 };
 
 /// As Qwen's models write calls and thoughts.
@@ -245,6 +245,92 @@ fn answers_are_taken_apart() {
     }
 }
 
+/// Ends a text in some way after so many tokens.
+struct Ending {
+    context: *const Context,
+    n_tokens: usize,
+    cancels: bool,
+}
+
+unsafe extern "C" fn end(_: *const Token, user: *mut c_void) -> i32 {
+    // SAFETY: the test gives an `Ending`.
+    let ending = unsafe { &mut *user.cast::<Ending>() };
+    ending.n_tokens -= 1;
+    if ending.n_tokens > 0 {
+        return 0;
+    }
+    if ending.cancels {
+        // SAFETY: the context is there.
+        unsafe { ma_context_cancel(ending.context) };
+    }
+    i32::from(!ending.cancels)
+}
+
+#[test]
+fn answers_that_are_cut_off_have_their_text_but_no_open_call() {
+    let model = built_in();
+    let context = context(model);
+    let with_tools = chat(model, HELLO, |options| options.tools = TOOLS.as_ptr()).unwrap();
+    let prompt = tokens(with_tools);
+    let sampling: SamplingOptions = defaults(ma_sampling_options_greedy);
+    // SAFETY: there is room for the pointer, and the conversation is there.
+    let answer = || made(|answer| unsafe { ma_answer_new(with_tools, answer) }).unwrap();
+    let generate_to_end = |options: &GenerateOptions, ending: &mut Ending| {
+        let (ids, n, user) = (prompt.as_ptr(), prompt.len(), (&raw mut *ending).cast());
+        // SAFETY: pointers lead to what they should.
+        unsafe { ma_generate(context, ids, n, &raw const sampling, options, Some(end), user, null_mut()) }
+    };
+
+    let calls = grammar(model, "tool_call", "", with_tools).unwrap();
+    let (whole, _) = generate(context, &prompt, &GenerateOptions { grammar: calls, ..at_most(200) });
+    let (cut, complete) = (answer(), answer());
+    let options = GenerateOptions { grammar: calls, answer: cut, ..at_most(whole.ids.len() - 16) };
+    let (told, done) = generate(context, &prompt, &options);
+    assert!(told.text.contains("\"look_up\", \"arguments\": {"), "{}", told.text);
+    assert_eq!((done.stop_reason, message(cut)), (StopReason::Length, r#"{"role":"assistant","content":""}"#.into()));
+    // A call that is complete stays, though the answer does not end with it.
+    let options = GenerateOptions { grammar: calls, answer: complete, ..at_most(whole.ids.len() - 1) };
+    let (_, done) = generate(context, &prompt, &options);
+    assert_eq!(done.stop_reason, StopReason::Length);
+    assert!(message(complete).contains("look_up"), "{}", message(complete));
+
+    // What is held back, as it may begin a stop string or a call, belongs to the text.
+    let text = grammar(model, "grammar", "root ::= \"Hm. <tool_call!\"", null()).unwrap();
+    let (whole, _) = generate(context, &prompt, &GenerateOptions { grammar: text, ..at_most(100) });
+    let stop = [c"Hm. <tool_call!!".as_ptr()];
+    let held_back = GenerateOptions { grammar: text, stop: stop.as_ptr(), n_stop: 1, ..at_most(100) };
+    let n_tokens = whole.ids.len() - 1;
+    let (stopped, cancelled) = (answer(), answer());
+    let mut ending = Ending { context, n_tokens, cancels: false };
+    assert_eq!(generate_to_end(&GenerateOptions { answer: stopped, ..held_back }, &mut ending), Status::Ok);
+    let expected = r#"{"role":"assistant","content":"Hm. <tool_call"}"#;
+    assert_eq!(message(stopped), expected);
+
+    // A call that never began leaves the answer as it was.
+    let options = GenerateOptions { answer: cancelled, ..held_back };
+    let unknown = 512_u32;
+    // SAFETY: pointers lead to what they should.
+    let status = unsafe {
+        ma_generate(context, &raw const unknown, 1, null(), &raw const options, None, null_mut(), null_mut())
+    };
+    assert_eq!(status, Status::InvalidArgument);
+    let mut ending = Ending { context, n_tokens, cancels: true };
+    assert_eq!(generate_to_end(&options, &mut ending), Status::Cancelled, "{}", why());
+    assert_eq!(message(cancelled), expected);
+    // SAFETY: they come from the library and are not used any more.
+    unsafe {
+        for answer in [cut, complete, stopped, cancelled] {
+            ma_answer_free(answer);
+        }
+        for grammar in [calls, text] {
+            ma_grammar_free(grammar);
+        }
+        ma_chat_free(with_tools);
+        ma_context_free(context);
+        ma_model_free(model);
+    }
+}
+
 #[test]
 fn texts_have_their_form() {
     let model = built_in();
@@ -269,6 +355,20 @@ fn texts_have_their_form() {
     let (told, _) = generate(context, &ONCE, &at_most(3));
     assert_eq!(told.ids, [432, 383, 286], "a later text has no form");
 
+    // A grammar is for the vocabulary of its model.
+    let other = CString::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tales-15m-q4_0.gguf")).unwrap();
+    // SAFETY: the path ends with a NUL, and there is room for the pointer.
+    let other = made(|model| unsafe { ma_model_open(other.as_ptr(), model) }).unwrap();
+    let foreign = grammar(other, "regex", " [a-z]{3}", null()).unwrap();
+    let options = GenerateOptions { grammar: foreign, ..at_most(3) };
+    // SAFETY: pointers lead to what they should.
+    let status = unsafe {
+        let (once, n) = (ONCE.as_ptr(), ONCE.len());
+        ma_generate(context, once, n, null(), &raw const options, None, null_mut(), null_mut())
+    };
+    let expected = "grammar is for a vocabulary of 4096 tokens, but the model has 512: make one for this model";
+    assert_eq!((status, why()), (Status::InvalidArgument, expected.to_owned()));
+
     let unique = grammar(model, "json_schema", r#"{"type": "array", "uniqueItems": true}"#, null()).unwrap();
     // SAFETY: the buffer has the room that is said.
     let left_out = text(|to, capacity, n| unsafe { ma_grammar_left_out(unique, to.cast(), capacity, n) });
@@ -286,6 +386,8 @@ fn texts_have_their_form() {
     // SAFETY: they come from the library and are not used any more.
     unsafe {
         ma_grammar_free(unique);
+        ma_grammar_free(foreign);
+        ma_model_free(other);
         ma_context_free(context);
         ma_model_free(model);
     }
