@@ -30,7 +30,7 @@ typedef enum {
   MA_STATUS_BUFFER_TOO_SMALL = 2,
   // The context has no room for the prompt.
   MA_STATUS_CONTEXT_FULL = 3,
-  // The context is in use by another call.
+  // The context, or the batch, is in use by another call.
   MA_STATUS_BUSY = 4,
   // The call was ended by ma_context_cancel.
   MA_STATUS_CANCELLED = 5,
@@ -556,7 +556,7 @@ ma_status ma_batch_add(const ma_batch *batch,
 //
 // A text that fails does not hold the others up: its result says so. Where `results` has room for too few (`capacity`; null has room
 // for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and the texts stay. After ma_batch_cancel it is MA_STATUS_CANCELLED, and
-// `results` are written nevertheless.
+// `results` are written nevertheless. While another ma_batch_run goes on, it is MA_STATUS_BUSY.
 //
 // # Safety
 // Pointers are null or lead to what is said here; `results` to room for `capacity` of them.

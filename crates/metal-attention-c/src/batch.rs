@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt;
-use futures_util::future::{AbortHandle, abortable};
+use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
 use metal_attention::scheduler::{Event, Events, FinishReason, Scheduler, SchedulerOptions};
 
@@ -124,7 +124,7 @@ const CANCELLED: &std::ffi::CStr = c"the batch was cancelled";
 ///
 /// A text that fails does not hold the others up: its result says so. Where `results` has room for too few (`capacity`; null has room
 /// for none) the result is MA_STATUS_BUFFER_TOO_SMALL, and the texts stay. After ma_batch_cancel it is MA_STATUS_CANCELLED, and
-/// `results` are written nevertheless.
+/// `results` are written nevertheless. While another ma_batch_run goes on, it is MA_STATUS_BUSY.
 ///
 /// # Safety
 /// Pointers are null or lead to what is said here; `results` to room for `capacity` of them.
@@ -138,29 +138,36 @@ pub unsafe extern "C" fn ma_batch_run(
     call(|| {
         // SAFETY: as the caller promises.
         let (n, batch) = unsafe { (Out::new(n, "n")?, reference(batch, "batch")?) };
+        let (handle, registration) = AbortHandle::new_pair();
         let mut sequences = {
+            let mut running = lock(&batch.running);
+            if running.is_some() {
+                return Err(Failure::new(Status::Busy, "the batch is in use by another call"));
+            }
             let mut added = lock(&batch.added);
             n.set(added.len());
             if added.len() > capacity || results.is_null() && !added.is_empty() {
                 let message = format!("there are {} texts, and there is room for {capacity} results", added.len());
                 return Err(Failure::new(Status::BufferTooSmall, message));
             }
+            *running = Some(handle.clone());
             std::mem::take(&mut *added)
         };
-        let (running, handle) = abortable(run(&mut sequences));
-        *lock(&batch.running) = Some(handle);
-        let outcome = pollster::block_on(running);
+        let all_over = pollster::block_on(Abortable::new(run(&mut sequences, &handle), registration));
         *lock(&batch.running) = None;
         let all: Vec<_> = sequences.iter().map(|sequence| sequence.result).collect();
         *lock(&batch.errors) = sequences.into_iter().map(|sequence| sequence.error).collect();
         // SAFETY: as the caller promises; there is room, as was seen above.
         unsafe { crate::pointers::fill(&all, results, capacity, &n) }?;
-        outcome.map_err(|_| Failure::new(Status::Cancelled, "the batch was cancelled"))
+        match all_over {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(_) => Err(Failure::new(Status::Cancelled, "the batch was cancelled")),
+        }
     })
 }
 
-/// Tells each text of its events, as they come, until all are over.
-async fn run(sequences: &mut [Sequence]) {
+/// Tells each text of its events, as they come, until all are over, or `handle` ends it; whether all are over.
+async fn run(sequences: &mut [Sequence], handle: &AbortHandle) -> bool {
     let next = |i: usize, mut events: Events| async move {
         let event = events.recv().await;
         (i, events, event)
@@ -171,7 +178,12 @@ async fn run(sequences: &mut [Sequence]) {
         if event.is_some_and(|event| sequences[i].take(event)) {
             waiting.push(next(i, events));
         }
+        // Events that are there already come without a pause in which the future would be ended.
+        if handle.is_aborted() {
+            break;
+        }
     }
+    waiting.is_empty()
 }
 
 impl Sequence {

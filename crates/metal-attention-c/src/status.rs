@@ -42,7 +42,7 @@ pub enum Status {
     BufferTooSmall = 2,
     /// The context has no room for the prompt.
     ContextFull = 3,
-    /// The context is in use by another call.
+    /// The context, or the batch, is in use by another call.
     Busy = 4,
     /// The call was ended by ma_context_cancel.
     Cancelled = 5,

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
+use std::time::Duration;
 
 use metal_attention_c::{
     Answer, Batch, BatchResult, Chat, ChatOptions, Context, ContextOptions, GenerateOptions, Generation, Grammar,
@@ -489,10 +490,15 @@ unsafe extern "C" fn stop(_: *const Token, _: *mut c_void) -> i32 {
     1
 }
 
-/// Cancels the batch that it is called by.
+/// Cancels the batch that it is called by once there are more events.
 unsafe extern "C" fn cancel(_: *const Token, batch: *mut c_void) -> i32 {
+    std::thread::sleep(Duration::from_millis(200));
+    let mut n = 9;
     // SAFETY: the test gives its batch.
-    unsafe { ma_batch_cancel(batch.cast()) };
+    unsafe {
+        assert_eq!(ma_batch_run(batch.cast(), null_mut(), 0, &raw mut n), Status::Busy);
+        ma_batch_cancel(batch.cast());
+    }
     0
 }
 
@@ -543,7 +549,7 @@ fn a_text_of_a_batch_that_fails_holds_no_other_up() {
         assert_eq!(status, Status::Ok);
         let (status, [result]) = run::<1>(batch);
         assert_eq!((status, result.status), (Status::Cancelled, Status::Cancelled));
-        assert!(result.generation.n_generated > 0);
+        assert_eq!(result.generation.n_generated, 1);
         assert_eq!(error(0), "the batch was cancelled");
         ma_grammar_free(empty);
         ma_batch_free(batch);
