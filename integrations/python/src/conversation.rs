@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use metal_attention::scheduler::Event;
+use metal_attention::scheduler::{Event, FinishReason};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest, Tool, ToolCallParser};
 use metal_attention_grammar::Conversation;
@@ -93,9 +93,15 @@ impl Answer {
     pub fn take(&mut self, event: &Event) -> Vec<AnswerEvent> {
         match event {
             Event::Token { id, text, logprobs: _ } => self.parser.push_token(&self.tokenizer, *id, text),
-            Event::Done { text, .. } => {
+            Event::Done { text, reason, .. } => {
                 let mut events = self.parser.push(text);
-                events.extend(self.parser.finish());
+                events.extend(match reason {
+                    FinishReason::EndOfText | FinishReason::StopString => self.parser.finish(),
+                    FinishReason::Length
+                    | FinishReason::ContextFull
+                    | FinishReason::Deadline
+                    | FinishReason::Cancelled => self.parser.cut_off(),
+                });
                 events
             }
             Event::Prompt(_) | Event::Failed(_) => Vec::new(),

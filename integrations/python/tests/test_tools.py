@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -74,6 +76,23 @@ def test_calls_are_taken_out_of_the_answer(llm: LLM) -> None:
     # It can be the next message.
     result = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
     assert "tool: warm" in llm.chat_prompt([*HELLO, message, result], tools=[TOOL], chat_template=HERMES)[0]
+
+
+def test_a_call_that_the_answer_is_cut_off_in_is_left_out(llm: LLM) -> None:
+    # The model itself may leave a call open.
+    left_open = ANSWER[: ANSWER.index(', "day"')]
+    text = llm.chat(HELLO, saying(llm, left_open), tools=[TOOL], chat_template=HERMES, use_tqdm=False)[0].outputs[0]
+    assert [call.arguments for call in text.tool_calls] == ['{"city": "Rome"}']
+    params = dataclasses.replace(saying(llm, ANSWER), max_tokens=len(text.token_ids))
+    text = llm.chat(HELLO, params, tools=[TOOL], chat_template=HERMES, use_tqdm=False)[0].outputs[0]
+    assert (text.text, text.finish_reason) == (left_open, "length")
+    assert (text.tool_calls, text.message) == ([], {"role": "assistant", "content": "Let me see."})
+    params = dataclasses.replace(params, logits_processors=[says(llm, ANSWER)])
+    pieces = list(llm.chat_stream(HELLO, params, tools=[TOOL], chat_template=HERMES))
+    [[name, arguments]] = joined(pieces)["calls"]
+    assert (name, pieces[-1].finish_reason) == ("look_up", "length")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(arguments)
 
 
 def test_without_tools_nothing_is_a_call(llm: LLM) -> None:

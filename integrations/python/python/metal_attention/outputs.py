@@ -51,11 +51,11 @@ class CompletionOutput:
     """For each token itself and the most probable ones, where they were asked for."""
     message: dict[str, Any] | None = None
     """The answer to a conversation as OpenAI's message, with `content`, `reasoning_content` and `tool_calls` apart: what to append
-    to the conversation. None where there was none."""
+    to the conversation. A call that the text was cut off in is left out. None where there was none."""
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The calls in the answer to a conversation with `tools`."""
+        """The complete calls in the answer to a conversation with `tools`."""
         calls = [] if self.message is None else self.message.get("tool_calls", [])
         return [ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
@@ -113,7 +113,8 @@ class StreamOutput:
     stop_reason: str | None
     delta: dict[str, Any] | None = None
     """What the piece adds to the answer to a conversation, as the `delta` of OpenAI's chunks: pieces of `content`,
-    `reasoning_content` and `tool_calls`. None where there was no conversation."""
+    `reasoning_content` and `tool_calls`. The arguments of a call that the text was cut off in stay incomplete. None where there was no
+    conversation."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """Set in the first piece, which has no text, where they were asked for; see `RequestOutput.prompt_logprobs`."""
 
