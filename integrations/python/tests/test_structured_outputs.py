@@ -55,7 +55,9 @@ def test_texts_have_their_form(llm: LLM) -> None:
     assert text_of(llm, greedy(json_object=True)).startswith('{ "Hello," : "')
     old = GuidedDecodingParams(choice=[" blue", " red"], backend="xgrammar")
     assert text_of(llm, SamplingParams(temperature=0, guided_decoding=old)) == " red"
-    assert text_of(llm, greedy()) == text_of(llm, SamplingParams(temperature=0, max_tokens=60))
+    # A schema that says nothing is any JSON.
+    free = SamplingParams(temperature=0, max_tokens=60)
+    assert text_of(llm, greedy(json={})) == text_of(llm, greedy(json="{}")) != text_of(llm, free)
 
 
 def test_a_form_is_made_once_and_followed_by_each_text(llm: LLM) -> None:
@@ -95,6 +97,11 @@ def test_forms_that_cannot_be_are_refused(llm: LLM) -> None:
         ({"json": "no JSON"}, "must be a JSON schema"),
         ({"choice": [" a"], "regex": " a"}, "ask for different things"),
         ({"structural_tag": "{}"}, "cannot be followed: use json or grammar"),
+        ({}, "restricts no text, as nothing is given"),
+        ({"json_object": False}, "restricts no text, as nothing is given"),
+        ({"json": ""}, "restricts no text, as json is empty"),
+        ({"regex": ""}, "restricts no text, as regex is empty"),
+        ({"choice": []}, "restricts no text, as choice is empty"),
     ):
         with pytest.raises(OptionError, match=why):
             text_of(llm, greedy(**form))

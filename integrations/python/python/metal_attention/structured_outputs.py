@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from .errors import OptionError
 
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """What a text must look like: one of these."""
+    """What a text must look like: one of `json`, `regex`, `choice`, `grammar` and `json_object`."""
 
     json: str | Mapping[str, Any] | None = None
     """JSON that follows this schema, an object or its text."""
@@ -41,12 +44,20 @@ class GuidedDecodingParams(StructuredOutputsParams):
     """No effect: there is one implementation."""
 
 
+_FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
 def fields(params: StructuredOutputsParams) -> dict[str, Any]:
     """The fields of a request to the server that ask for the same."""
-    parts = asdict(params)
-    parts.pop("backend", None)
+    given = {name: getattr(params, name) for name in _FORMS}
+    parts = {name: value for name, value in given.items() if value is not None and value is not False}
+    # To the server an empty object asks for nothing, but as text it is the schema of any JSON.
     if isinstance(params.json, Mapping):
-        parts["json"] = dict(params.json)
+        parts["json"] = json.dumps(dict(params.json))
     if params.choice is not None:
         parts["choice"] = list(params.choice)
+    empty = [name for name, value in parts.items() if value in ("", [])]
+    if empty or not parts:
+        why = f"{empty[0]} is empty" if empty else "nothing is given"
+        raise OptionError(f"structured_outputs restricts no text, as {why}: give one of json, regex, choice, grammar and json_object")
     return {"structured_outputs": parts}
