@@ -5,7 +5,8 @@ mod common;
 #[path = "common/server.rs"]
 mod server;
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 
 use common::{run, stderr};
@@ -125,4 +126,54 @@ fn a_wrong_configuration_names_the_key() {
     assert!(output.status.code() == Some(1) && stderr(&output).contains("cannot read the configuration nothing.toml"));
     let output = run(&["serve", "--models-dir", "nothing"]);
     assert!(output.status.code() == Some(2) && stderr(&output).contains("--models-dir nothing: this is no folder"));
+}
+
+/// The status of a request to delete the model.
+fn delete(server: &Server, model: &str) -> String {
+    let (address, body) = (&server.address, json!({"model": model}).to_string());
+    let length = body.len();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = "Connection: close\r\nContent-Type: application/json";
+    write!(
+        stream,
+        "DELETE /api/delete HTTP/1.1\r\nHost: {address}\r\n{head}\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split(' ').nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn deleting_a_model_removes_its_files() {
+    let folder = folder();
+    let (models, cache) = (folder.path().join("models"), folder.path().join("cache"));
+    let broken = models.join("broken.gguf");
+    std::fs::write(&broken, "no model").unwrap();
+    // A cache as the hub's programs lay it out, with a model of two snapshots and another one beside it.
+    let repo = cache.join("models--a--b");
+    let (old, new) = ("1".repeat(40), "2".repeat(40));
+    for (commit, file, blob) in [(&old, "m-Q8_0.gguf", "8"), (&new, "m-Q8_0.gguf", "8"), (&new, "m-Q4_0.gguf", "4")] {
+        let snapshot = repo.join("snapshots").join(commit);
+        std::fs::create_dir_all(&snapshot).unwrap();
+        std::fs::create_dir_all(repo.join("blobs")).unwrap();
+        std::fs::copy("models/stories260K.gguf", repo.join("blobs").join(blob)).unwrap();
+        std::os::unix::fs::symlink(format!("../../blobs/{blob}"), snapshot.join(file)).unwrap();
+    }
+    std::fs::create_dir_all(repo.join("refs")).unwrap();
+    std::fs::write(repo.join("refs/main"), &new).unwrap();
+
+    let variables = [("HF_HUB_CACHE", cache.to_str().unwrap()), ("HF_HUB_OFFLINE", "1")];
+    let server = Server::start_in(&["--models-dir", models.to_str().unwrap()], &variables);
+    for (name, blob, is_left) in [("a/b:Q4_0", "4", false), ("a/b:Q8_0", "8", true)] {
+        let pulled = server.send("/api/pull", Some(&json!({"model": name, "stream": false})));
+        assert_eq!(pulled, (200, json!({"status": "success"})));
+        let body = json!({"model": name, "prompt": "Once", "max_tokens": 1});
+        assert_eq!(server.send("/v1/completions", Some(&body)).0, 200);
+        assert_eq!((delete(&server, name), delete(&server, name)), ("200".into(), "404".into()));
+        assert_eq!(repo.join("blobs").join(blob).exists(), is_left, "{name}");
+    }
+    assert_eq!((delete(&server, "broken"), broken.exists()), ("200".into(), false));
+    assert_eq!((delete(&server, "one"), models.join("one.gguf").exists()), ("200".into(), false));
+    assert!(models.join("below/two.gguf").exists());
 }

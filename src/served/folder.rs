@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metal_attention_hub::choose::{ModelFiles, models};
-use metal_attention_hub::{Environment, Hub, ModelName, Observer};
+use metal_attention_hub::{CachedModel, Environment, Hub, ModelName, Observer};
 use metal_attention_server::http::{ModelStore, PullProgress, SourceError, StoredModel};
 
 use super::{ServedModel, Setup};
@@ -20,7 +20,7 @@ pub struct ModelFolders {
     args: ModelArgs,
     setup: Arc<Setup>,
     /// Models that were pulled, by the names that they were pulled by.
-    pulled: Mutex<BTreeMap<String, PathBuf>>,
+    pulled: Mutex<BTreeMap<String, CachedModel>>,
 }
 
 impl ModelFolders {
@@ -29,34 +29,41 @@ impl ModelFolders {
         Self { folders, args, setup: Arc::new(setup), pulled: Mutex::default() }
     }
 
-    fn stored(&self, name: String, path: PathBuf) -> StoredModel {
-        let mut hasher = DefaultHasher::new();
-        path.hash(&mut hasher);
-        if let Ok(metadata) = path.metadata() {
-            (metadata.len(), metadata.modified().ok()).hash(&mut hasher);
-        }
-        let (args, setup) = (self.args.of_file(path), Arc::clone(&self.setup));
-        let open = Box::new(move || Box::new(ServedModel::on_demand(args, Setup::clone(&setup))) as _);
-        StoredModel { name, version: hasher.finish(), open }
+    fn pulled(&self) -> MutexGuard<'_, BTreeMap<String, CachedModel>> {
+        self.pulled.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl ModelStore for ModelFolders {
-    fn models(&self) -> Vec<StoredModel> {
-        let mut found = BTreeMap::<String, PathBuf>::new();
+    /// The files of each model in the folders, by its name.
+    fn in_folders(&self) -> BTreeMap<String, Vec<PathBuf>> {
+        let mut found = BTreeMap::new();
         for folder in &self.folders {
             let files = files_below(folder);
             for ModelFiles { files, complete, .. } in models(files.iter().map(|file| (file.as_str(), 0))) {
                 let Some(first) = files.first().filter(|_| complete) else { continue };
                 if let Some(name) = name_of(Path::new(first)) {
-                    found.entry(name).or_insert_with(|| folder.join(first));
+                    found.entry(name).or_insert_with(|| files.iter().map(|file| folder.join(file)).collect());
                 }
             }
         }
-        let mut all: Vec<_> = found.into_iter().map(|(name, path)| self.stored(name, path)).collect();
-        let pulled = self.pulled.lock().unwrap_or_else(PoisonError::into_inner);
-        for (given, path) in pulled.iter().filter(|(_, path)| path.exists()) {
-            all.push(self.stored(given.clone(), path.clone()));
+        found
+    }
+
+    /// The model of these files; `None`: there are none.
+    fn stored(&self, name: String, files: &[PathBuf]) -> Option<StoredModel> {
+        let (args, setup) = (self.args.of_file(files.first()?.clone()), Arc::clone(&self.setup));
+        let open = Box::new(move || Box::new(ServedModel::on_demand(args, Setup::clone(&setup))) as _);
+        Some(StoredModel { name, version: version(files), open })
+    }
+}
+
+impl ModelStore for ModelFolders {
+    fn models(&self) -> Vec<StoredModel> {
+        let mut all: Vec<_> =
+            self.in_folders().into_iter().filter_map(|(name, files)| self.stored(name, &files)).collect();
+        let pulled = self.pulled().clone();
+        let is_there = |model: &CachedModel| model.files.iter().all(|file| file.exists());
+        for (given, model) in pulled.into_iter().filter(|(_, model)| is_there(model)) {
+            all.extend(self.stored(given, &model.files));
         }
         all
     }
@@ -65,10 +72,36 @@ impl ModelStore for ModelFolders {
         let given: ModelName = name.parse()?;
         let hub = Hub::new(Environment::read()?);
         let model = hub.pull(&given, &mut Reporter { report, current: PullProgress::default(), stops: false })?;
-        let path = model.files.into_iter().next().ok_or("the model has no file")?;
-        self.pulled.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), path);
+        self.pulled().insert(name.to_owned(), model);
         Ok(())
     }
+
+    /// Files in folders go themselves, where they are links not what these lead to. Files in the hub's cache go as `rm`
+    /// removes them: with their blobs, which links in its snapshots lead to.
+    fn delete(&self, name: &str) -> Result<(), SourceError> {
+        if let Some(files) = self.in_folders().remove(name) {
+            for path in files {
+                std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            }
+            return Ok(());
+        }
+        let model = self.pulled().get(name).cloned().ok_or("its files are gone already")?;
+        Hub::new(Environment::read()?).remove(&model.name, std::slice::from_ref(&model))?;
+        self.pulled().remove(name);
+        Ok(())
+    }
+}
+
+/// Another number where a file is another one than before.
+fn version(files: &[PathBuf]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    if let Some(path) = files.first() {
+        path.hash(&mut hasher);
+        if let Ok(metadata) = path.metadata() {
+            (metadata.len(), metadata.modified().ok()).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
 }
 
 /// The name of a model in a file: without folders, ending and number of the part. `None`: it is a part of another model,

@@ -8,7 +8,6 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use metal_attention::gguf::GgufFile;
 use metal_attention::scheduler::{SchedulerOptions, StartError};
 use metal_attention::{EngineOptions, ForwardPass, Model, Watch};
 use metal_attention_server::http::{LoadError, Loaded, MemoryNeed, ModelCard, ModelSource, SourceError};
@@ -140,10 +139,10 @@ impl ServedModel {
         Ok(loaded)
     }
 
-    fn with_gguf<T>(&self, read: impl FnOnce(&GgufFile) -> T) -> Result<T, CliError> {
+    fn read_card(&self) -> Result<ModelCard, CliError> {
         match &*self.opened() {
-            Some(model) => Ok(read(model.gguf())),
-            None => Ok(read(&self.args.mapped().open_gguf()?)),
+            Some(model) => Ok(ModelCard::of(model.gguf())),
+            None => Ok(ModelCard::of(&self.args.mapped().open_gguf()?)),
         }
     }
 }
@@ -153,7 +152,7 @@ impl ModelSource for ServedModel {
         if let Some(card) = self.card.get() {
             return Ok(Arc::clone(card));
         }
-        let card = Arc::new(self.with_gguf(ModelCard::of)?);
+        let card = Arc::new(self.read_card()?);
         Ok(Arc::clone(self.card.get_or_init(|| card)))
     }
 
@@ -169,13 +168,6 @@ impl ModelSource for ServedModel {
 
     fn load(&self) -> Result<Loaded, SourceError> {
         Ok(self.load_model()?)
-    }
-
-    fn delete(&self) -> Result<(), SourceError> {
-        for path in self.with_gguf(|gguf| gguf.paths().to_vec())? {
-            std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        }
-        Ok(())
     }
 }
 

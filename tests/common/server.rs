@@ -24,8 +24,13 @@ pub struct Server {
 impl Server {
     /// Starts `serve` on the CPU with these arguments.
     pub fn start(args: &[&str]) -> Self {
+        Self::start_in(args, &[])
+    }
+
+    /// The same with these variables of the environment.
+    pub fn start_in(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let args = [&["serve", "--device", "cpu", "--port", "0"], args].concat();
-        let mut child = program().args(args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = program().args(args).envs(variables.iter().copied()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let mut said = Vec::new();
         let address = loop {

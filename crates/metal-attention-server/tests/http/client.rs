@@ -58,10 +58,6 @@ impl<F: FnOnce() -> Result<Loaded, Error> + Send> ModelSource for Once<F> {
         let load = self.0.lock().unwrap().take().ok_or("the model was loaded before")?;
         Ok(load()?)
     }
-
-    fn delete(&self) -> Result<(), SourceError> {
-        Err("a test's model has no file".into())
-    }
 }
 
 impl Server {

@@ -28,10 +28,6 @@ impl ModelSource for Source {
     fn load(&self) -> Result<Loaded, SourceError> {
         Ok(load(4, 64)?)
     }
-
-    fn delete(&self) -> Result<(), SourceError> {
-        Ok(())
-    }
 }
 
 /// A store whose models are those that were pulled.
@@ -55,6 +51,11 @@ impl ModelStore for Store {
             return Err("the download broke off".into());
         }
         self.0.lock().unwrap().push(name.to_owned());
+        Ok(())
+    }
+
+    fn delete(&self, name: &str) -> Result<(), SourceError> {
+        self.0.lock().unwrap().retain(|known| known != name);
         Ok(())
     }
 }

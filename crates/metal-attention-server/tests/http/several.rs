@@ -51,10 +51,6 @@ impl ModelSource for Source {
         }
         Ok(load(4, 256)?)
     }
-
-    fn delete(&self) -> Result<(), SourceError> {
-        Err("a test's model has no file".into())
-    }
 }
 
 /// Models by name, bytes, and whether they fail to load.

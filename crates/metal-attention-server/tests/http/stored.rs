@@ -53,6 +53,11 @@ impl ModelStore for Store {
         *self.0.versions.lock().unwrap().entry(name.to_owned()).or_default() += 1;
         Ok(())
     }
+
+    fn delete(&self, name: &str) -> Result<(), SourceError> {
+        self.0.versions.lock().unwrap().remove(name).ok_or("no such model")?;
+        Ok(())
+    }
 }
 
 /// The built-in model as a version of a stored one.
@@ -75,11 +80,6 @@ impl ModelSource for Source {
     fn load(&self) -> Result<Loaded, SourceError> {
         self.folder.loads.lock().unwrap().push(format!("{}@{}", self.name, self.version));
         Ok(load(4, 64)?)
-    }
-
-    fn delete(&self) -> Result<(), SourceError> {
-        self.folder.versions.lock().unwrap().remove(&self.name);
-        Ok(())
     }
 }
 
@@ -164,17 +164,57 @@ fn a_request_that_waits_gets_the_new_version_of_a_model() {
     wait_until(|| server.metric("models_loaded") == 1.0);
 }
 
+fn delete(server: &Server, model: &str) -> Answer {
+    let body = json!({"model": model}).to_string();
+    server.send("DELETE", "/api/delete", &["Content-Type: application/json"], body.as_bytes())
+}
+
+fn copy(server: &Server, source: &str, destination: &str) {
+    let body = json!({"source": source, "destination": destination});
+    assert_eq!(server.post("/api/copy", &body).status, 200);
+}
+
+fn names(server: &Server) -> Vec<String> {
+    let models = server.get("/v1/models").json();
+    models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// As clients of ollama rename models.
+#[test]
+fn a_copied_model_that_is_deleted_lives_on_as_the_copy() {
+    let (server, folder) = serve();
+    copy(&server, "a", "b");
+    assert_eq!((delete(&server, "a").status, names(&server)), (200, vec!["b".into()]));
+    let answer = server.post("/v1/completions", &completion("b"));
+    assert_eq!((answer.status, &answer.json()["choices"][0]["text"]), (200, &json!(STORY)));
+    assert_eq!(server.post("/v1/completions", &completion("a")).error().0, 404);
+    assert_eq!(delete(&server, "a").status, 404);
+    // Its name is free, and nothing of the file goes with a copy of the copy.
+    copy(&server, "b", "a");
+    assert_eq!((delete(&server, "b").status, names(&server)), (200, vec!["a".into()]));
+    assert_eq!(folder.versions.lock().unwrap().len(), 1);
+    assert_eq!((delete(&server, "a").status, names(&server)), (200, vec![]));
+    assert_eq!(folder.versions.lock().unwrap().len(), 0);
+    assert_eq!(folder.loads(), ["a@1"]);
+}
+
+#[test]
+fn a_deleted_model_is_there_again_where_it_is_pulled_or_changes() {
+    let (server, folder) = serve();
+    copy(&server, "a", "b");
+    assert_eq!(delete(&server, "a").status, 200);
+    assert_eq!(server.post("/api/pull", &json!({"model": "a", "stream": false})).status, 200);
+    assert_eq!(names(&server), ["b", "a"]);
+    // The files are those of another model now.
+    assert_eq!((delete(&server, "b").status, names(&server)), (200, vec!["a".into()]));
+    assert_eq!(*folder.versions.lock().unwrap(), BTreeMap::from([("a".into(), 2)]));
+}
+
 #[test]
 fn a_request_that_waits_for_a_model_that_is_deleted_hears_so() {
     let (server, folder, events) = serve_retiring();
     let waiting = wait_for_model(&server);
-    let deleted = server.send(
-        "DELETE",
-        "/api/delete",
-        &["Content-Type: application/json"],
-        json!({"model": "a"}).to_string().as_bytes(),
-    );
-    assert_eq!(deleted.status, 200);
+    assert_eq!(delete(&server, "a").status, 200);
     let answer = Answer::read(waiting);
     assert_eq!(answer.error(), (404, json!("model"), json!("model_not_found")));
     drop(events);

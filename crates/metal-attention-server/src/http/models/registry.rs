@@ -42,6 +42,9 @@ enum Origin {
     Configured,
     /// The store has it, in this version.
     Stored(u64),
+    /// A client deleted it, and models that were made of it are left, so the store has it still, in this version. No
+    /// request can name it.
+    Deleted(u64),
     /// A client made it.
     Made,
 }
@@ -60,6 +63,13 @@ impl Entry {
     /// Whether the model is called `name`.
     pub fn has_name(&self, name: &str) -> bool {
         self.main_name() == name || self.names.iter().skip(1).any(|pattern| matches(pattern, name))
+    }
+
+    fn can_be_named(&self) -> bool {
+        match self.origin {
+            Origin::Configured | Origin::Stored(_) | Origin::Made => true,
+            Origin::Deleted(_) => false,
+        }
     }
 
     /// What is known of the model without loading it. It may read the file: not to be called on a thread that serves
@@ -99,8 +109,10 @@ impl Models {
         Self { entries, store, looked: Mutex::default(), keep_alive: default, is_one, residency }
     }
 
+    /// The models that requests can name.
     fn entries(&self) -> Vec<Arc<Entry>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter(|entry| entry.can_be_named()).cloned().collect()
     }
 
     /// All models, loaded or not. It may look through folders: not to be called on a thread that serves others.
@@ -240,7 +252,7 @@ impl Models {
         let (unit, origin) = (Arc::clone(&from.unit), Origin::Made);
         let entry = Arc::new(Entry { names: vec![name.to_owned()], defaults, unit, origin });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        match entries.iter().position(|known| known.main_name() == name) {
+        match entries.iter().position(|known| known.can_be_named() && known.main_name() == name) {
             Some(at) if entries[at].origin == Origin::Made => entries[at] = entry,
             Some(_) => {
                 let message = format!("model: there is a model {name:?} already, which is a file: choose another name");
@@ -255,25 +267,48 @@ impl Models {
         Ok(())
     }
 
-    /// Removes a model: one that a client made, or one of the store with its files. It removes files: not to be called on
-    /// a thread that serves others.
+    /// Removes a model: one that a client made, or one of the store. Its files go with the last model that is made of
+    /// them. It removes files: not to be called on a thread that serves others.
     pub fn delete(&self, entry: &Arc<Entry>) -> Result<(), ApiError> {
+        let name = entry.main_name();
+        if entry.origin == Origin::Configured {
+            let message = format!("the server was started with the model {name:?}, which cannot be deleted");
+            return Err(ApiError::invalid(message).with_code("model_is_configured"));
+        }
+        let (Some(stored), Some(store)) = (self.delete_name(entry), &self.store) else { return Ok(()) };
+        self.residency.retire(&entry.unit);
+        store
+            .delete(stored.main_name())
+            .map_err(|error| ApiError::internal(format!("the model {name:?} cannot be deleted: {error}")))?;
+        self.forget(|known| Arc::ptr_eq(&known.unit, &entry.unit));
+        Ok(())
+    }
+
+    /// Removes the name of a model where another one is left with the same files, or it has none of the store. `Some`: it is
+    /// the last one, and this is the store's, whose files are to be deleted.
+    fn delete_name(&self, entry: &Arc<Entry>) -> Option<Arc<Entry>> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let at = entries.iter().position(|known| Arc::ptr_eq(known, entry))?;
+        let same = || entries.iter().filter(|known| Arc::ptr_eq(&known.unit, &entry.unit));
+        let is_last = same().filter(|known| known.can_be_named()).count() == 1;
+        let stored = same().find(|known| matches!(known.origin, Origin::Stored(_) | Origin::Deleted(_))).cloned();
+        if is_last && stored.is_some() {
+            return stored;
+        }
         match entry.origin {
-            Origin::Configured => {
-                let message =
-                    format!("the server was started with the model {:?}, which cannot be deleted", entry.main_name());
-                return Err(ApiError::invalid(message).with_code("model_is_configured"));
+            // The store would list it again.
+            Origin::Stored(version) => {
+                let (names, defaults, unit) = (entry.names.clone(), entry.defaults.clone(), Arc::clone(&entry.unit));
+                entries[at] = Arc::new(Entry { names, defaults, unit, origin: Origin::Deleted(version) });
             }
-            Origin::Made => {}
-            Origin::Stored(_) => {
-                self.residency.retire(&entry.unit);
-                entry.unit.source.delete().map_err(|error| {
-                    ApiError::internal(format!("the model {:?} cannot be deleted: {error}", entry.main_name()))
-                })?;
+            Origin::Configured | Origin::Deleted(_) | Origin::Made => {
+                entries.remove(at);
+                if is_last {
+                    self.residency.remove(&entry.unit);
+                }
             }
         }
-        self.forget(|known| Arc::ptr_eq(known, entry));
-        Ok(())
+        None
     }
 
     fn forget(&self, is_gone: impl Fn(&Arc<Entry>) -> bool) {
@@ -293,6 +328,8 @@ impl Models {
             return Err(ApiError::invalid(message).with_code("no_model_store"));
         };
         store.pull(name, report).map_err(|error| ApiError::invalid(format!("{name:?} cannot be pulled: {error}")))?;
+        // One that was deleted while another model was made of it can be named again.
+        self.forget(|entry| matches!(entry.origin, Origin::Deleted(_)) && entry.main_name() == name);
         *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.look_through_store();
         Ok(())
@@ -310,7 +347,7 @@ impl Models {
             found.iter().any(|model| model.version == version && model.name == entry.main_name())
         };
         self.forget(|entry| match entry.origin {
-            Origin::Stored(version) => !is_there(entry, version),
+            Origin::Stored(version) | Origin::Deleted(version) => !is_there(entry, version),
             Origin::Configured | Origin::Made => false,
         });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);

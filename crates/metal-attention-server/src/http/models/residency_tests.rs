@@ -27,10 +27,6 @@ impl ModelSource for Source {
         let pass = model.forward_pass(&engine)?;
         Ok(Loaded::start(model, pass, &SchedulerOptions { n_parallel: 1, ..Default::default() })?)
     }
-
-    fn delete(&self) -> Result<(), SourceError> {
-        Ok(())
-    }
 }
 
 /// A model that loads when `receiver` gets something, or its sender is dropped.

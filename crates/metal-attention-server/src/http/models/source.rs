@@ -21,9 +21,6 @@ pub trait ModelSource: Send + Sync {
 
     /// Loads the model. It may be called again after what it gave was dropped.
     fn load(&self) -> Result<Loaded, SourceError>;
-
-    /// Removes the model's files.
-    fn delete(&self) -> Result<(), SourceError>;
 }
 
 /// Memory of a device that a model takes.
@@ -97,6 +94,9 @@ pub trait ModelStore: Send + Sync {
     /// Downloads a model, which [`models`](Self::models) lists from then on, and reports its progress. Where `report` gives
     /// false the download stops; what has arrived is kept.
     fn pull(&self, name: &str, report: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), SourceError>;
+
+    /// Removes the files of the model that [`models`](Self::models) lists by this name, readable or not.
+    fn delete(&self, name: &str) -> Result<(), SourceError>;
 }
 
 /// A model of a [`ModelStore`].
