@@ -95,7 +95,7 @@ impl ModelStore for ModelFolders {
 /// Another number where a file is another one than before.
 fn version(files: &[PathBuf]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    if let Some(path) = files.first() {
+    for path in files {
         path.hash(&mut hasher);
         if let Ok(metadata) = path.metadata() {
             (metadata.len(), metadata.modified().ok()).hash(&mut hasher);
@@ -135,5 +135,21 @@ impl Observer for Reporter<'_> {
 
     fn stop(&self) -> bool {
         self.stops
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_counts_for_the_version_of_a_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|name| folder.path().join(name));
+        files.iter().for_each(|file| std::fs::write(file, "a").unwrap());
+        let before = version(&files);
+        assert_eq!(version(&files), before);
+        std::fs::write(&files[1], "ab").unwrap();
+        assert_ne!(version(&files), before);
     }
 }
