@@ -123,6 +123,32 @@ fn looking_through_a_store_holds_up_no_other_request() {
 }
 
 #[test]
+fn models_that_are_known_serve_while_a_store_is_looked_through() {
+    let (server, folder) = serve();
+    assert_eq!(server.post("/v1/completions", &completion("a")).status, 200);
+    // What was found holds that long.
+    std::thread::sleep(Duration::from_millis(1100));
+    folder.is_looked_through.store(false, Ordering::SeqCst);
+    let gate = folder.gate.lock().unwrap();
+    let body = completion("a").to_string();
+    let waiting = server.begin("POST", "/v1/completions", &["Content-Type: application/json"], body.as_bytes());
+    wait_until(|| folder.is_looked_through.load(Ordering::SeqCst));
+    assert_eq!(server.post("/v1/completions", &completion("a")).status, 200);
+    drop(gate);
+    assert_eq!(Answer::read(waiting).status, 200);
+}
+
+#[test]
+fn a_request_without_a_model_gets_one_that_is_there() {
+    let (server, folder) = serve();
+    assert_eq!(names(&server), ["a"]);
+    *folder.versions.lock().unwrap() = BTreeMap::from([("b".into(), 1)]);
+    std::thread::sleep(Duration::from_millis(1100));
+    let answer = server.post("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 1}));
+    assert_eq!((answer.status, folder.loads()), (200, vec!["b@1".into()]));
+}
+
+#[test]
 fn only_files_of_loaded_models_are_read_for_what_is_loaded() {
     let (server, folder) = serve();
     assert_eq!(server.post("/api/pull", &json!({"model": "b", "stream": false})).status, 200);

@@ -1,6 +1,7 @@
 //! The models that requests can name.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::Replicas;
@@ -18,8 +19,8 @@ use crate::http::limits::MAX_MODEL_NAME;
 /// How long models stay loaded where nothing is said about it.
 const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
 
-/// How often the store is looked through at most.
-const STORE_AGE: Duration = Duration::from_secs(1);
+/// How long what was found in the store holds at least, and how many times as long as looking through it took.
+const STORE_AGE: (Duration, u32) = (Duration::from_secs(1), 10);
 
 /// Most models that clients make.
 const MAX_MADE: usize = 256;
@@ -83,8 +84,10 @@ impl Entry {
 pub struct Models {
     entries: RwLock<Vec<Arc<Entry>>>,
     store: Option<Box<dyn ModelStore>>,
-    /// When the store was looked through last.
-    looked: Mutex<Option<Instant>>,
+    /// When the store is to be looked through again; `None`: at once. Locked by what looks through it.
+    look_again: Mutex<Option<Instant>>,
+    /// The store was looked through once.
+    has_looked: AtomicBool,
     keep_alive: KeepAlive,
     /// There is one model and never another: it answers by any name.
     is_one: bool,
@@ -106,13 +109,18 @@ impl Models {
             Arc::new(Entry { names, defaults, unit, origin: Origin::Configured })
         };
         let entries = RwLock::new(models.into_iter().map(entry).collect());
-        Self { entries, store, looked: Mutex::default(), keep_alive: default, is_one, residency }
+        let (look_again, has_looked) = (Mutex::default(), AtomicBool::new(false));
+        Self { entries, store, look_again, has_looked, keep_alive: default, is_one, residency }
     }
 
     /// The models that requests can name.
     fn entries(&self) -> Vec<Arc<Entry>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         entries.iter().filter(|entry| entry.can_be_named()).cloned().collect()
+    }
+
+    fn entries_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<Entry>>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All models, loaded or not. It may look through folders: not to be called on a thread that serves others.
@@ -209,15 +217,16 @@ impl Models {
     /// The model that a request means. The only one answers by any name; without a name it is the first one that the
     /// server was started with. It may look through folders.
     pub fn meant(&self, name: Option<&str>) -> Result<Arc<Entry>, ApiError> {
-        let name = name.filter(|name| !name.is_empty());
-        let entries = self.entries();
-        let first = || entries.iter().find(|entry| entry.origin == Origin::Configured).or(entries.first()).cloned();
-        match name {
+        let first = || {
+            let entries = self.list();
+            entries.iter().find(|entry| entry.origin == Origin::Configured).or(entries.first()).cloned()
+        };
+        match name.filter(|name| !name.is_empty()) {
             Some(name) => match self.find(name) {
                 Err(error) if self.is_one && error.code() == Some("model_not_found") => first().ok_or(error),
                 found => found,
             },
-            None => first().or_else(|| self.list().first().cloned()).ok_or_else(|| self.unknown("")),
+            None => first().ok_or_else(|| self.unknown("")),
         }
     }
 
@@ -251,7 +260,7 @@ impl Models {
         }
         let (unit, origin) = (Arc::clone(&from.unit), Origin::Made);
         let entry = Arc::new(Entry { names: vec![name.to_owned()], defaults, unit, origin });
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries_mut();
         match entries.iter().position(|known| known.can_be_named() && known.main_name() == name) {
             Some(at) if entries[at].origin == Origin::Made => entries[at] = entry,
             Some(_) => {
@@ -280,14 +289,14 @@ impl Models {
         store
             .delete(stored.main_name())
             .map_err(|error| ApiError::internal(format!("the model {name:?} cannot be deleted: {error}")))?;
-        self.forget(|known| Arc::ptr_eq(&known.unit, &entry.unit));
+        self.forget(&mut self.entries_mut(), |known| Arc::ptr_eq(&known.unit, &entry.unit));
         Ok(())
     }
 
     /// Removes the name of a model where another one is left with the same files, or it has none of the store. `Some`: it is
     /// the last one, and this is the store's, whose files are to be deleted.
     fn delete_name(&self, entry: &Arc<Entry>) -> Option<Arc<Entry>> {
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries_mut();
         let at = entries.iter().position(|known| Arc::ptr_eq(known, entry))?;
         let same = || entries.iter().filter(|known| Arc::ptr_eq(&known.unit, &entry.unit));
         let is_last = same().filter(|known| known.can_be_named()).count() == 1;
@@ -311,8 +320,7 @@ impl Models {
         None
     }
 
-    fn forget(&self, is_gone: impl Fn(&Arc<Entry>) -> bool) {
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+    fn forget(&self, entries: &mut Vec<Arc<Entry>>, is_gone: impl Fn(&Arc<Entry>) -> bool) {
         let gone: Vec<_> = entries.extract_if(.., |entry| is_gone(entry)).collect();
         for entry in gone {
             if !entries.iter().any(|other| Arc::ptr_eq(&other.unit, &entry.unit)) {
@@ -329,28 +337,43 @@ impl Models {
         };
         store.pull(name, report).map_err(|error| ApiError::invalid(format!("{name:?} cannot be pulled: {error}")))?;
         // One that was deleted while another model was made of it can be named again.
-        self.forget(|entry| matches!(entry.origin, Origin::Deleted(_)) && entry.main_name() == name);
-        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.look_through_store();
+        self.forget(&mut self.entries_mut(), |entry| {
+            matches!(entry.origin, Origin::Deleted(_)) && entry.main_name() == name
+        });
+        let mut look_again = self.look_again.lock().unwrap_or_else(PoisonError::into_inner);
+        *look_again = Some(self.take_notice(&**store));
         Ok(())
     }
 
-    /// Takes notice of models that came, changed or went.
+    /// Takes notice of models that came, changed or went, unless that was done just now, or another thread is at it: what is
+    /// known serves meanwhile, as folders on a network may be slow.
     fn look_through_store(&self) {
         let Some(store) = &self.store else { return };
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        if looked.is_some_and(|when| when.elapsed() < STORE_AGE) {
-            return;
+        let mut look_again = match self.look_again.try_lock() {
+            Ok(look_again) => look_again,
+            Err(TryLockError::WouldBlock) if self.has_looked.load(Ordering::Acquire) => return,
+            Err(_) => self.look_again.lock().unwrap_or_else(PoisonError::into_inner),
+        };
+        if look_again.is_none_or(|when| when <= Instant::now()) {
+            *look_again = Some(self.take_notice(&**store));
         }
+    }
+
+    /// Takes notice of models that came, changed or went. It gives when to do so again.
+    fn take_notice(&self, store: &dyn ModelStore) -> Instant {
+        let begun = Instant::now();
         let found = store.models();
+        let (least, times) = STORE_AGE;
+        let holds = begun.elapsed().saturating_mul(times).max(least);
         let is_there = |entry: &Entry, version: u64| {
             found.iter().any(|model| model.version == version && model.name == entry.main_name())
         };
-        self.forget(|entry| match entry.origin {
+        // Those that are told that their model is gone look for a new version of it when this is done.
+        let mut entries = self.entries_mut();
+        self.forget(&mut entries, |entry| match entry.origin {
             Origin::Stored(version) | Origin::Deleted(version) => !is_there(entry, version),
             Origin::Configured | Origin::Made => false,
         });
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         for StoredModel { name, version, open } in found {
             if !entries.iter().any(|entry| entry.main_name() == name) {
                 let unit = self.residency.add(&name, open(), false, self.keep_alive);
@@ -358,6 +381,7 @@ impl Models {
                 entries.push(Arc::new(Entry { names: vec![name], defaults, unit, origin }));
             }
         }
-        *looked = Some(Instant::now());
+        self.has_looked.store(true, Ordering::Release);
+        Instant::now() + holds
     }
 }
