@@ -3,11 +3,37 @@
 use std::sync::OnceLock;
 
 use metal_attention::{Device, EngineOptions, Model, available_memory};
-use metal_attention_server::http::MemoryNeed;
+use metal_attention_server::http::{MemoryNeed, Placement};
+
+/// Where `model` can run with a replica for each of `engines`: `auto` may be any card with room for it where that is empty, and
+/// is the CPU where there is none.
+pub fn placements(engines: &[EngineOptions], model: &Model) -> Vec<Placement> {
+    let auto = engines.iter().find(|engine| engine.device == Device::Auto);
+    let cards = auto.map_or_else(Vec::new, |engine| cards_with_room(engine, model, cards_for(model)));
+    if cards.is_empty() {
+        return vec![needs(engines, model)];
+    }
+    let on_card = |card| engines.iter().map(|engine| with_auto(engine, Device::Cuda(card))).collect::<Vec<_>>();
+    cards.into_iter().map(|card| needs(&on_card(card), model)).collect()
+}
+
+/// The options for the device that memory is set aside of, which is a card where `auto` found some.
+pub fn placed(engine: &EngineOptions, placement: &Placement) -> EngineOptions {
+    let device = placement.iter().find_map(|need| need.device.parse().ok());
+    match device {
+        Some(card @ Device::Cuda(_)) => with_auto(engine, card),
+        _ => engine.clone(),
+    }
+}
+
+fn with_auto(engine: &EngineOptions, device: Device) -> EngineOptions {
+    let device = if engine.device == Device::Auto { device } else { engine.device.clone() };
+    EngineOptions { device, ..engine.clone() }
+}
 
 /// The memory that `model` takes with a replica for each of `engines`, of each device once.
-pub fn needs(engines: &[EngineOptions], model: &Model) -> Vec<MemoryNeed> {
-    let mut needs: Vec<MemoryNeed> = Vec::new();
+fn needs(engines: &[EngineOptions], model: &Model) -> Placement {
+    let mut needs = Placement::new();
     for need in engines.iter().flat_map(|engine| of_replica(engine, model)) {
         match needs.iter_mut().find(|known| known.device == need.device) {
             Some(known) => known.bytes = known.bytes.saturating_add(need.bytes),
@@ -19,13 +45,8 @@ pub fn needs(engines: &[EngineOptions], model: &Model) -> Vec<MemoryNeed> {
 
 fn of_replica(engine: &EngineOptions, model: &Model) -> Vec<MemoryNeed> {
     match &engine.device {
-        Device::Cpu => vec![on_cpu(engine, model)],
+        Device::Cpu | Device::Auto => vec![on_cpu(engine, model)],
         Device::Cuda(first) => on_cards(engine, model, *first),
-        // It takes the first card with room, else the CPU.
-        Device::Auto => match card_with_room(engine, model, cards_for(model)) {
-            Some(card) => on_cards(engine, model, card),
-            None => vec![on_cpu(engine, model)],
-        },
         // A GPU through wgpu does not tell.
         _ => {
             let bytes = engine.memory_bytes(model, None);
@@ -63,13 +84,13 @@ fn on_cards(engine: &EngineOptions, model: &Model, first: usize) -> Vec<MemoryNe
     ordinals.map(need).collect()
 }
 
-/// The first of `cards` with room for `model`, a tenth of its memory kept free, as `--device auto` takes it.
-fn card_with_room(engine: &EngineOptions, model: &Model, cards: &[Card]) -> Option<usize> {
+/// Those of `cards` with room for `model`, a tenth of their memory kept free, as `--device auto` takes them.
+fn cards_with_room(engine: &EngineOptions, model: &Model, cards: &[Card]) -> Vec<usize> {
     let has_room = |card: &&Card| {
         let most = card.memory - card.memory / 10;
         engine.memory_bytes(model, Some(most)) <= most
     };
-    cards.iter().find(has_room).map(|card| card.ordinal)
+    cards.iter().filter(has_room).map(|card| card.ordinal).collect()
 }
 
 /// The NVIDIA GPUs that can run `model`.
@@ -128,15 +149,25 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_the_first_card_with_room() {
+    fn auto_may_take_any_card_with_room() {
         let (model, engine) = (Model::built_in().unwrap(), engine(Device::Auto));
         let bytes = engine.memory_bytes(&model, None);
         let card = |ordinal, memory| Card { ordinal, memory };
-        let takes = |cards: &[Card]| card_with_room(&engine, &model, cards);
+        let takes = |cards: &[Card]| cards_with_room(&engine, &model, cards);
         // Nine tenths of it are enough, and no less.
         let enough = bytes.div_ceil(9) * 10;
-        assert_eq!(takes(&[card(0, enough - 20), card(1, enough), card(2, 1 << 40)]), Some(1));
-        assert_eq!(takes(&[card(0, bytes)]), None);
-        assert_eq!(takes(&[]), None);
+        assert_eq!(takes(&[card(0, enough - 20), card(1, enough), card(2, 1 << 40)]), [1, 2]);
+        assert!(takes(&[card(0, bytes)]).is_empty() && takes(&[]).is_empty());
+    }
+
+    #[test]
+    fn auto_runs_where_memory_is_set_aside() {
+        let on = |device: &str| vec![MemoryNeed { device: device.into(), bytes: 1, capacity: None }];
+        let device = |asked, placement: &str| placed(&engine(asked), &on(placement)).device;
+        assert_eq!(device(Device::Auto, "cuda:3"), Device::Cuda(3));
+        // It may be a GPU that does not tell.
+        assert_eq!(device(Device::Auto, "cpu"), Device::Auto);
+        assert_eq!(device(Device::Cpu, "cuda:3"), Device::Cpu);
+        assert_eq!(placed(&engine(Device::Auto), &Placement::new()).device, Device::Auto);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::scheduler::{SchedulerOptions, StartError};
 use metal_attention::{EngineOptions, ForwardPass, Model, Watch};
-use metal_attention_server::http::{LoadError, Loaded, MemoryNeed, ModelCard, ModelSource, SourceError};
+use metal_attention_server::http::{LoadError, Loaded, ModelCard, ModelSource, Placement, SourceError};
 
 pub use folder::ModelFolders;
 
@@ -93,7 +93,7 @@ impl ServedModel {
         Ok((engines, options))
     }
 
-    fn load_model(&self) -> Result<Loaded, CliError> {
+    fn load_model(&self, placement: &Placement) -> Result<Loaded, CliError> {
         let name = self.args.name();
         let model = self.open()?;
         let tokenizer = self.args.tokenizer(&model)?;
@@ -115,7 +115,8 @@ impl ServedModel {
                 engine.watch = watch.clone();
             }
         }
-        let passes = engines.iter().map(|engine| model.forward_pass(engine)).collect::<Result<Vec<_>, _>>()?;
+        let passes = engines.iter().map(|engine| forward_pass(&model, engine, placement));
+        let passes = passes.collect::<Result<Vec<_>, _>>()?;
         drop(shown);
         self.setup.cache.set(&mut options, passes.len() * self.setup.n_models);
         let devices = device_names(&passes);
@@ -156,19 +157,36 @@ impl ModelSource for ServedModel {
         Ok(Arc::clone(self.card.get_or_init(|| card)))
     }
 
-    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
         let opened = self.opened().take();
         let model = opened.map_or_else(|| self.args.mapped().open(), Ok)?;
         let (engines, _) = self.options(&model)?;
-        let needs = memory::needs(&engines, &model);
+        let placements = memory::placements(&engines, &model);
         // It is loaded next.
         *self.opened() = Some(model);
-        Ok(needs)
+        Ok(placements)
     }
 
-    fn load(&self) -> Result<Loaded, SourceError> {
-        Ok(self.load_model()?)
+    fn load(&self, placement: &Placement) -> Result<Loaded, SourceError> {
+        Ok(self.load_model(placement)?)
     }
+}
+
+/// Sets a replica up where memory is set aside for it. Where that fails, as other programs may use a card, `auto` looks for another
+/// device.
+fn forward_pass(
+    model: &Model,
+    engine: &EngineOptions,
+    placement: &Placement,
+) -> Result<Box<dyn ForwardPass>, metal_attention::Error> {
+    let placed = memory::placed(engine, placement);
+    model.forward_pass(&placed).or_else(|error| {
+        if placed.device == engine.device {
+            return Err(error);
+        }
+        tracing::warn!("auto cannot take {}: {error}", placed.device);
+        model.forward_pass(engine)
+    })
 }
 
 /// What the start says of the context and the KV cache of a replica, which has so many bytes.

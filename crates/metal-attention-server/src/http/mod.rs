@@ -46,7 +46,7 @@ pub use job::sampling::SamplingFields;
 pub use mcp::PageTools;
 pub use models::{
     Capabilities, KeepAlive, LoadError, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
-    ModelStore, ModelsOptions, NoTime, PullProgress, SourceError, StoredModel,
+    ModelStore, ModelsOptions, NoTime, Placement, PullProgress, SourceError, StoredModel,
 };
 pub use options::{EmptyKey, HttpOptions, Keys};
 pub use request_line::LOG_TARGET;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Error, Model};
 use metal_attention_server::http::{
-    HttpOptions, Listeners, Loaded, MemoryNeed, ModelCard, ModelSource, ModelsOptions, ServeError, SourceError, serve,
+    HttpOptions, Listeners, Loaded, ModelCard, ModelSource, ModelsOptions, Placement, ServeError, SourceError, serve,
 };
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -50,11 +50,11 @@ impl<F: FnOnce() -> Result<Loaded, Error> + Send> ModelSource for Once<F> {
         Ok(Arc::new(ModelCard::of(Model::built_in()?.gguf())))
     }
 
-    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
         Ok(Vec::new())
     }
 
-    fn load(&self) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
         let load = self.0.lock().unwrap().take().ok_or("the model was loaded before")?;
         Ok(load()?)
     }

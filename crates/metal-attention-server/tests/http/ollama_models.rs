@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use metal_attention_server::http::{
     HttpOptions, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions,
-    PullProgress, SourceError, StoredModel,
+    Placement, PullProgress, SourceError, StoredModel,
 };
 use serde_json::{Value, json};
 
@@ -20,12 +20,12 @@ impl ModelSource for Source {
         Ok(Arc::new(ModelCard::of(metal_attention::Model::built_in()?.gguf())))
     }
 
-    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
         let need = |device: &str, bytes| MemoryNeed { device: device.into(), bytes, capacity: Some(1000) };
-        Ok(vec![need("cpu", 300), need("cuda:0", 50)])
+        Ok(vec![vec![need("cpu", 300), need("cuda:0", 50)]])
     }
 
-    fn load(&self) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
         Ok(load(4, 64)?)
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use metal_attention_server::http::{
     HttpOptions, KeepAlive, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource, ModelsOptions,
-    SamplingFields, SourceError,
+    Placement, SamplingFields, SourceError,
 };
 use serde_json::{Value, json};
 
@@ -32,11 +32,11 @@ impl ModelSource for Source {
         Ok(Arc::new(ModelCard::of(metal_attention::Model::built_in()?.gguf())))
     }
 
-    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
-        Ok(vec![MemoryNeed { device: "cpu".into(), bytes: self.bytes, capacity: Some(1000) }])
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
+        Ok(vec![vec![MemoryNeed { device: "cpu".into(), bytes: self.bytes, capacity: Some(1000) }]])
     }
 
-    fn load(&self) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
         self.log.lock().unwrap().push(format!("+{}", self.name));
         let now = self.loading.0.fetch_add(1, Ordering::SeqCst) + 1;
         self.loading.1.fetch_max(now, Ordering::SeqCst);

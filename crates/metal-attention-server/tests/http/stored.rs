@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metal_attention_server::http::{
-    HttpOptions, Loaded, MemoryNeed, ModelCard, ModelSource, ModelStore, ModelsOptions, PullProgress, SourceError,
-    StoredModel,
+    HttpOptions, Loaded, MemoryNeed, ModelCard, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,
+    SourceError, StoredModel,
 };
 use serde_json::{Value, json};
 
@@ -73,11 +73,11 @@ impl ModelSource for Source {
         Ok(Arc::new(ModelCard::of(metal_attention::Model::built_in()?.gguf())))
     }
 
-    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
-        Ok(vec![MemoryNeed { device: "cpu".into(), bytes: 100, capacity: Some(1000) }])
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
+        Ok(vec![vec![MemoryNeed { device: "cpu".into(), bytes: 100, capacity: Some(1000) }]])
     }
 
-    fn load(&self) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
         self.folder.loads.lock().unwrap().push(format!("{}@{}", self.name, self.version));
         Ok(load(4, 64)?)
     }

@@ -17,6 +17,6 @@ pub use loaded::{LoadError, Loaded};
 pub use registry::{Entry, Models};
 pub use residency::StartFailure;
 pub use source::{
-    MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions, PullProgress, SourceError,
-    StoredModel,
+    MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,
+    SourceError, StoredModel,
 };

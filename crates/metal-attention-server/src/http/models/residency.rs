@@ -21,7 +21,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::keep_alive::KeepAlive;
 use super::loaded::Loaded;
-use super::source::{MemoryNeed, ModelSource, SourceError};
+use super::source::{MemoryNeed, ModelSource, Placement, SourceError};
 use crate::http::ApiError;
 
 /// How often a load that waits for memory looks again, besides when a model goes.
@@ -45,7 +45,7 @@ pub struct Status {
     /// When it goes if no other request comes; `None`: it stays, or is not loaded.
     pub goes_in: Option<Duration>,
     /// The memory that is set aside for it.
-    pub memory: Vec<MemoryNeed>,
+    pub memory: Placement,
 }
 
 /// A model in use.
@@ -118,7 +118,7 @@ struct Slot {
     phase: Phase,
     waiters: Vec<Waiter>,
     /// The memory that is set aside for it.
-    memory: Vec<MemoryNeed>,
+    memory: Placement,
     /// No entry has it any more: the slot goes when it is unloaded.
     is_removed: bool,
 }
@@ -307,14 +307,24 @@ impl Residency {
                 Phase::Unloaded | Phase::Loading | Phase::Loaded(_) | Phase::Unloading => None,
             });
             let Some(unit) = next else { return Ok(()) };
-            // What it takes is known before others look for room; a source that cannot say fails when it loads.
-            let memory = need_of(&unit).await.unwrap_or_default();
-            if let Some(slot) = self.slots().get_mut(&unit.id) {
-                slot.memory = memory;
-            }
-            let loaded = load_on_thread(&unit).await?;
+            // What it takes is known before others look for room; a source that cannot say fails when it loads, as does a
+            // model without room.
+            let placements = placements_of(&unit).await.unwrap_or_default();
+            let placement = self.place(&unit, &placements);
+            let loaded = load_on_thread(&unit, placement).await?;
             self.is_loaded(&unit, loaded, Duration::ZERO);
         }
+    }
+
+    /// Sets memory aside for a model that is loaded whether there is room or not.
+    fn place(&self, unit: &Unit, placements: &[Placement]) -> Placement {
+        let mut slots = self.slots();
+        let best = self.best(&slots, unit, placements).ok().flatten().map(|(placement, _)| placement);
+        let placement = best.or(placements.first()).cloned().unwrap_or_default();
+        if let Some(slot) = slots.get_mut(&unit.id) {
+            slot.memory.clone_from(&placement);
+        }
+        placement
     }
 
     fn begin_load(self: &Arc<Self>, slot: &mut Slot) {
@@ -349,9 +359,9 @@ impl Residency {
     }
 
     async fn try_load(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Loaded, ApiError> {
-        let need = need_of(unit).await.map_err(|error| not_loaded(unit, &*error))?;
-        self.make_room(unit, &need).await?;
-        load_on_thread(unit).await.map_err(|failure| match failure {
+        let placements = placements_of(unit).await.map_err(|error| not_loaded(unit, &*error))?;
+        let placement = self.make_room(unit, &placements).await?;
+        load_on_thread(unit, placement).await.map_err(|failure| match failure {
             StartFailure::Load(error) => not_loaded(unit, &*error),
             StartFailure::Thread(error) => not_loaded(unit, &error),
             StartFailure::Panicked => ApiError::internal(format!("loading the model {:?} met a defect", unit.name)),
@@ -384,25 +394,67 @@ impl Residency {
     }
 
     /// Frees memory for the model and sets it aside.
-    async fn make_room(self: &Arc<Self>, unit: &Unit, need: &[MemoryNeed]) -> Result<(), ApiError> {
+    async fn make_room(self: &Arc<Self>, unit: &Unit, placements: &[Placement]) -> Result<Placement, ApiError> {
         let _turn = self.turn.lock().await;
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            if self.set_aside(unit, need)? {
-                return Ok(());
+            if let Some(placement) = self.set_aside(unit, placements)? {
+                return Ok(placement);
             }
             // Either way it looks again.
             let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
         }
     }
 
-    /// Sets the memory aside where there is room; else makes models go, and returns false. None goes where an error says that
+    /// Sets memory aside where there is room, and gives the placement; else makes models go. None goes where an error says that
     /// there can be no room.
-    fn set_aside(self: &Arc<Self>, unit: &Unit, need: &[MemoryNeed]) -> Result<bool, ApiError> {
+    fn set_aside(self: &Arc<Self>, unit: &Unit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
         let mut slots = self.slots();
-        let (mut is_free, mut to_go) = (true, BTreeSet::new());
-        for MemoryNeed { device, bytes, capacity } in need {
+        let Some((placement, room)) = self.best(&slots, unit, placements)? else { return Ok(Some(Placement::new())) };
+        for id in room.to_go {
+            if let Some(slot) = slots.get_mut(&id) {
+                self.retire_slot(slot);
+            }
+        }
+        if !room.is_free {
+            return Ok(None);
+        }
+        if let Some(slot) = slots.get_mut(&unit.id) {
+            slot.memory.clone_from(placement);
+        }
+        Ok(Some(placement.clone()))
+    }
+
+    /// The first placement with room, else the one that gets it at the least cost; an error where none can have room. `None`:
+    /// there are no placements.
+    fn best<'p>(
+        &self,
+        slots: &BTreeMap<u64, Slot>,
+        unit: &Unit,
+        placements: &'p [Placement],
+    ) -> Result<Option<(&'p Placement, Room)>, ApiError> {
+        let mut best: Option<(&Placement, Room)> = None;
+        let mut why = None;
+        for placement in placements {
+            match self.room(slots, unit, placement) {
+                Ok(room) if best.as_ref().is_none_or(|(_, known)| room.cost() < known.cost()) => {
+                    best = Some((placement, room));
+                }
+                Ok(_) => {}
+                Err(error) => why = why.or(Some(error)),
+            }
+        }
+        match (best, why) {
+            (None, Some(error)) => Err(error),
+            (best, _) => Ok(best),
+        }
+    }
+
+    /// What makes room for the model at the placement; an error where nothing does.
+    fn room(&self, slots: &BTreeMap<u64, Slot>, unit: &Unit, placement: &Placement) -> Result<Room, ApiError> {
+        let mut room = Room { is_free: true, is_enough: true, to_go: BTreeSet::new(), last_used: None };
+        for MemoryNeed { device, bytes, capacity } in placement {
             let Some(capacity) = self.memory.into_iter().chain(*capacity).min() else { continue };
             if *bytes > capacity {
                 return Err(too_large(unit, *bytes, device, capacity));
@@ -414,30 +466,24 @@ impl Residency {
                 return Err(no_room(unit, *bytes, device, capacity));
             }
             let lacking = (sum(&|_| true) + bytes).saturating_sub(capacity);
-            is_free &= lacking == 0;
-            let going = sum(&|slot| slot.is_going() || to_go.contains(&slot.unit.id));
+            room.is_free &= lacking == 0;
+            let going = sum(&|slot| slot.is_going() || room.to_go.contains(&slot.unit.id));
             let mut lacking = lacking.saturating_sub(going);
             let mut may_go: Vec<_> = slots.values().filter_map(|slot| can_go(slot, device)).collect();
-            may_go.retain(|(_, slot)| !to_go.contains(&slot.unit.id));
+            may_go.retain(|(_, slot)| !room.to_go.contains(&slot.unit.id));
             may_go.sort_by_key(|(usage, _)| *usage);
-            // Where they are too few, those that are being loaded go next.
-            for (_, slot) in may_go {
+            for (usage, slot) in may_go {
                 if lacking == 0 {
                     break;
                 }
                 lacking = lacking.saturating_sub(slot.bytes_on(device));
-                to_go.insert(slot.unit.id);
+                room.to_go.insert(slot.unit.id);
+                room.last_used = room.last_used.max(Some(usage));
             }
+            // Those that are being loaded go next.
+            room.is_enough &= lacking == 0;
         }
-        for id in to_go {
-            if let Some(slot) = slots.get_mut(&id) {
-                self.retire_slot(slot);
-            }
-        }
-        if is_free && let Some(slot) = slots.get_mut(&unit.id) {
-            slot.memory = need.to_vec();
-        }
-        Ok(is_free)
+        Ok(room)
     }
 
     fn begin_unload(self: &Arc<Self>, slot: &mut Slot) {
@@ -515,8 +561,31 @@ impl Residency {
     }
 }
 
-/// A model that may go for another on `device`, after whether requests use it and when one did last.
-fn can_go<'s>(slot: &'s Slot, device: &str) -> Option<((bool, Instant), &'s Slot)> {
+/// Whether requests use a model, and when one did last: those with the least go first.
+type Usage = (bool, Instant);
+
+/// What makes room for a model at a placement.
+struct Room {
+    /// There is room.
+    is_free: bool,
+    /// There is when all models went that are going or to go.
+    is_enough: bool,
+    /// Models to go besides those that are going.
+    to_go: BTreeSet<u64>,
+    /// The usage of the one of them that is used most.
+    last_used: Option<Usage>,
+}
+
+impl Room {
+    /// The placement with the least is taken: one with room, one where no more models have to go, the one whose models were
+    /// used least recently.
+    fn cost(&self) -> (bool, bool, Option<Usage>) {
+        (!self.is_free, !self.is_enough, self.last_used)
+    }
+}
+
+/// A model that may go for another on `device`, after its usage.
+fn can_go<'s>(slot: &'s Slot, device: &str) -> Option<(Usage, &'s Slot)> {
     if slot.unit.resident || slot.bytes_on(device) == 0 {
         return None;
     }
@@ -524,17 +593,17 @@ fn can_go<'s>(slot: &'s Slot, device: &str) -> Option<((bool, Instant), &'s Slot
     (!running.retiring).then_some(((running.n_held > 0, running.last_used), slot))
 }
 
-/// What loading the model takes. It may read the file.
-async fn need_of(unit: &Arc<Unit>) -> Result<Vec<MemoryNeed>, SourceError> {
+/// Where the model can be loaded. It may read the file.
+async fn placements_of(unit: &Arc<Unit>) -> Result<Vec<Placement>, SourceError> {
     let unit = Arc::clone(unit);
-    tokio::task::spawn_blocking(move || unit.source.need()).await.unwrap_or_else(|error| Err(error.into()))
+    tokio::task::spawn_blocking(move || unit.source.placements()).await.unwrap_or_else(|error| Err(error.into()))
 }
 
 /// Loads the model on a thread of its own.
-async fn load_on_thread(unit: &Arc<Unit>) -> Result<Loaded, StartFailure> {
+async fn load_on_thread(unit: &Arc<Unit>, placement: Placement) -> Result<Loaded, StartFailure> {
     let (sender, receiver) = oneshot::channel();
     let unit = Arc::clone(unit);
-    let load = move || drop(sender.send(unit.source.load()));
+    let load = move || drop(sender.send(unit.source.load(&placement)));
     std::thread::Builder::new().name("load".into()).spawn(load).map_err(StartFailure::Thread)?;
     // Where the thread panicked it has said why.
     receiver.await.map_err(|_| StartFailure::Panicked)?.map_err(StartFailure::Load)

@@ -9,18 +9,18 @@ use super::super::ModelCard;
 use super::*;
 
 /// The built-in model. Its first load begins when something is received.
-struct Source(Mutex<Receiver<()>>);
+struct Source(Mutex<Receiver<()>>, Vec<Placement>);
 
 impl ModelSource for Source {
     fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
         Ok(Arc::new(ModelCard::of(Model::built_in()?.gguf())))
     }
 
-    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError> {
-        Ok(Vec::new())
+    fn placements(&self) -> Result<Vec<Placement>, SourceError> {
+        Ok(self.1.clone())
     }
 
-    fn load(&self) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
         let _ = self.0.lock().unwrap().recv();
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
@@ -31,7 +31,7 @@ impl ModelSource for Source {
 
 /// A model that loads when `receiver` gets something, or its sender is dropped.
 fn add_gated(residency: &Residency, receiver: Receiver<()>) -> Arc<Unit> {
-    residency.add("a", Box::new(Source(Mutex::new(receiver))), false, KeepAlive::Forever)
+    residency.add("a", Box::new(Source(Mutex::new(receiver), Vec::new())), false, KeepAlive::Forever)
 }
 
 /// A model that loads at once.
@@ -116,4 +116,43 @@ async fn requests_that_wait_for_a_load_get_the_model_though_it_is_removed() {
     assert!(held.is_some() && residency.slots().len() == 1);
     drop(held);
     wait_until(|| residency.slots().is_empty()).await;
+}
+
+/// A model that takes 50 of the 80 bytes of the first card with room.
+fn add_on_cards(residency: &Residency) -> Arc<Unit> {
+    let on = |card: usize| MemoryNeed { device: format!("cuda:{card}"), bytes: 50, capacity: Some(80) };
+    let source = Source(Mutex::new(channel().1), vec![vec![on(0)], vec![on(1)]]);
+    residency.add("a", Box::new(source), false, KeepAlive::Forever)
+}
+
+#[tokio::test]
+async fn a_model_that_may_be_on_any_card_takes_the_first_with_room() {
+    let residency = Residency::new(None);
+    let card = |unit: &Unit| residency.status(unit).memory.first().map(|need| need.device.clone());
+    let models = [(); 3].map(|()| add_on_cards(&residency));
+    let [a, b, c] = &models;
+    for unit in [a, b, a] {
+        drop(residency.hold(unit).await.unwrap().unwrap());
+    }
+    assert_eq!((card(a), card(b)), (Some("cuda:0".into()), Some("cuda:1".into())));
+    // Where none has room, the model goes that was used least recently, and no other one.
+    let held = residency.hold(c).await.unwrap().unwrap();
+    assert_eq!((card(a), card(b), card(c)), (Some("cuda:0".into()), None, Some("cuda:1".into())));
+    // One that is in use goes last.
+    drop(residency.hold(b).await.unwrap().unwrap());
+    assert_eq!((card(a), card(b), card(c)), (None, Some("cuda:0".into()), Some("cuda:1".into())));
+    drop(held);
+}
+
+#[tokio::test]
+async fn models_that_stay_are_on_different_cards() {
+    let residency = Residency::new(None);
+    let on = |card: usize| MemoryNeed { device: format!("cuda:{card}"), bytes: 50, capacity: Some(80) };
+    let models = [(); 3].map(|()| {
+        let source = Source(Mutex::new(channel().1), vec![vec![on(0)], vec![on(1)]]);
+        residency.add("a", Box::new(source), true, KeepAlive::Forever)
+    });
+    assert!(residency.start().await.is_ok());
+    // The last one has no room: where it is loaded all the same it fails itself.
+    assert_eq!(models.map(|unit| residency.status(&unit).memory), [[on(0)], [on(1)], [on(0)]]);
 }

@@ -16,12 +16,16 @@ pub trait ModelSource: Send + Sync {
     /// What is known of the model without loading it.
     fn card(&self) -> Result<Arc<ModelCard>, SourceError>;
 
-    /// The memory that loading the model takes; empty where that is not known.
-    fn need(&self) -> Result<Vec<MemoryNeed>, SourceError>;
+    /// Where the model can be loaded: on the first of these with room. Empty where that is not known.
+    fn placements(&self) -> Result<Vec<Placement>, SourceError>;
 
-    /// Loads the model. It may be called again after what it gave was dropped.
-    fn load(&self) -> Result<Loaded, SourceError>;
+    /// Loads the model at one of its [`placements`](Self::placements); an empty one where they are not known. It may be called
+    /// again after what it gave was dropped.
+    fn load(&self, placement: &Placement) -> Result<Loaded, SourceError>;
 }
+
+/// The memory that a loaded model takes, of each device once.
+pub type Placement = Vec<MemoryNeed>;
 
 /// Memory of a device that a model takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
