@@ -29,6 +29,7 @@ pub enum Consent {
 pub struct Consents {
     /// The file; `None`: consents last as long as this value.
     path: Option<PathBuf>,
+    /// The consents where there is no file. It is locked while the file is changed, too, so that of two changes none is lost.
     kept: Mutex<Kept>,
 }
 
@@ -38,10 +39,17 @@ struct Kept {
     servers: BTreeMap<String, KeptServer>,
 }
 
+impl Kept {
+    fn allows(&self, server: &ServerOptions, tool: &str) -> bool {
+        let of_server = self.servers.get(&server.name).filter(|kept| kept.target == server.consent_target());
+        of_server.is_some_and(|kept| kept.tools.iter().any(|allowed| allowed == tool))
+    }
+}
+
 /// The tools of a server that are always allowed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct KeptServer {
-    /// The server's command line or URL at the time of the consent, which does not hold for another one.
+    /// The server's [`consent_target`](ServerOptions::consent_target) at the time of the consent, which does not hold for another one.
     target: String,
     tools: Vec<String>,
 }
@@ -68,38 +76,50 @@ pub enum ConsentError {
 }
 
 impl Consents {
-    /// Reads the file at `path`, which need not exist.
+    /// The consents of the file at `path`, which need not exist. Each later use reads it again: a tool whose line was removed
+    /// needs consent again.
     pub fn read(path: &Path) -> Result<Self, ConsentError> {
-        Ok(Self { path: Some(path.to_owned()), kept: Mutex::new(read(path)?) })
+        read(path)?;
+        Ok(Self { path: Some(path.to_owned()), kept: Mutex::default() })
     }
 
     /// Whether a tool of `server` is called without asking for consent.
-    pub fn allows(&self, server: &ServerOptions, tool: &str) -> bool {
+    pub fn allows(&self, server: &ServerOptions, tool: &str) -> Result<bool, ConsentError> {
         if server.allow.iter().any(|allowed| allowed == tool) {
-            return true;
+            return Ok(true);
         }
-        let kept = self.kept();
-        let of_server = kept.servers.get(&server.name).filter(|kept| kept.target == server.target());
-        of_server.is_some_and(|kept| kept.tools.iter().any(|allowed| allowed == tool))
+        Ok(match &self.path {
+            Some(path) => read(path)?.allows(server, tool),
+            None => self.kept().allows(server, tool),
+        })
     }
 
-    /// Keeps that a tool of `server` is always allowed.
+    /// Keeps that a tool of `server` is always allowed. After an error it is not.
     pub fn keep(&self, server: &ServerOptions, tool: &str) -> Result<(), ConsentError> {
-        if self.allows(server, tool) {
+        if server.allow.iter().any(|allowed| allowed == tool) {
             return Ok(());
         }
         let mut kept = self.kept();
-        if let Some(path) = &self.path {
-            // Another process may have written to it meanwhile.
-            *kept = read(path)?;
+        let mut changed = match &self.path {
+            Some(path) => read(path)?,
+            None => kept.clone(),
+        };
+        if changed.allows(server, tool) {
+            return Ok(());
         }
-        let of_server = kept.servers.entry(server.name.clone()).or_default();
-        if of_server.target != server.target() {
-            *of_server = KeptServer { target: server.target(), tools: Vec::new() };
+        let of_server = changed.servers.entry(server.name.clone()).or_default();
+        let target = server.consent_target();
+        if of_server.target != target {
+            *of_server = KeptServer { target, tools: Vec::new() };
         }
         of_server.tools.push(tool.to_owned());
-        let Some(path) = &self.path else { return Ok(()) };
-        write(path, &kept).map_err(|source| ConsentError::Write { path: path.clone(), source })
+        match &self.path {
+            Some(path) => write(path, &changed).map_err(|source| ConsentError::Write { path: path.clone(), source }),
+            None => {
+                *kept = changed;
+                Ok(())
+            }
+        }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -169,7 +189,7 @@ mod tests {
         let path = folder.path().join("new/mcp-consents.json");
         let consents = Consents::read(&path).unwrap();
         let allowed = |consents: &Consents, server: &ServerOptions| {
-            ["read", "write", "delete"].map(|tool| consents.allows(server, tool))
+            ["read", "write", "delete"].map(|tool| consents.allows(server, tool).unwrap())
         };
         assert_eq!(allowed(&consents, &server("a")), [true, false, false]);
         consents.keep(&server("a"), "read").unwrap();
@@ -196,10 +216,42 @@ mod tests {
     }
 
     #[test]
+    fn consent_that_is_removed_from_the_file_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mcp-consents.json");
+        let consents = Consents::read(&path).unwrap();
+        consents.keep(&server("a"), "write").unwrap();
+        assert!(consents.allows(&server("a"), "write").unwrap());
+        fs::write(&path, r#"{"servers": {"files": {"target": "a /tmp", "tools": []}}}"#).unwrap();
+        assert!(!consents.allows(&server("a"), "write").unwrap());
+    }
+
+    #[test]
     fn a_damaged_file_allows_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mcp-consents.json");
+        let consents = Consents::read(&path).unwrap();
         fs::write(&path, "{").unwrap();
-        assert!(Consents::read(&path).unwrap_err().to_string().contains("mcp-consents.json"));
+        for error in [
+            Consents::read(&path).unwrap_err(),
+            consents.allows(&server("a"), "write").unwrap_err(),
+            consents.keep(&server("a"), "write").unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("mcp-consents.json"), "{error}");
+        }
+        // What the configuration allows needs no file.
+        assert!(consents.allows(&server("a"), "read").unwrap());
+    }
+
+    #[test]
+    fn consent_that_cannot_be_kept_does_not_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/mcp-consents.json");
+        let consents = Consents::read(&path).unwrap();
+        fs::create_dir(folder.path().join("new")).unwrap();
+        // A folder stands where the file is written.
+        fs::create_dir(path.with_extension(format!("{}.partial", std::process::id()))).unwrap();
+        assert!(matches!(consents.keep(&server("a"), "write"), Err(ConsentError::Write { .. })));
+        assert!(!consents.allows(&server("a"), "write").unwrap());
     }
 }

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
 /// A server of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerOptions {
@@ -70,6 +73,22 @@ impl ServerOptions {
         }
     }
 
+    /// The [`target`](Self::target), followed by a hash of the working directory and the environment where the configuration sets
+    /// one: a program may do something else with others. The values may be secrets, so only their hash is kept.
+    pub(crate) fn consent_target(&self) -> String {
+        let target = self.target();
+        match &self.transport {
+            Transport::Stdio { env, cwd, .. } if cwd.is_some() || !env.is_empty() => {
+                let cwd = cwd.as_ref().map(|cwd| cwd.to_string_lossy());
+                let hash = Sha256::digest(json!([cwd, env]).to_string());
+                let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+                // No target has two spaces in a row but between quotes.
+                format!("{target}  cwd and env: sha256 {hex}")
+            }
+            Transport::Stdio { .. } | Transport::Http { .. } => target,
+        }
+    }
+
     /// Whether a tool of this name is selected.
     pub(crate) fn selects(&self, tool: &str) -> bool {
         self.tools.as_ref().is_none_or(|tools| tools.iter().any(|name| name == tool))
@@ -96,5 +115,29 @@ mod tests {
         };
         assert_eq!(target(&["-y", "/a b", "", "\"", "é"]), r#"run -y "/a b" "" "\"" é"#);
         assert_ne!(target(&["a", "b"]), target(&["a b"]));
+    }
+
+    #[test]
+    fn consent_is_for_a_program_with_its_environment() {
+        let target = |cwd: Option<&str>, env: &[(&str, &str)]| {
+            let env = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+            let transport =
+                Transport::Stdio { command: "run".into(), args: Vec::new(), env, cwd: cwd.map(PathBuf::from) };
+            let (tools, timeout, allow) = (None, Duration::ZERO, Vec::new());
+            ServerOptions { name: "a".into(), transport, tools, timeout, allow }.consent_target()
+        };
+        assert_eq!(target(None, &[]), "run");
+        let hash = "a7d64301b02c93a631be3d3af7d3cc4263f0a91a75804f4116186e1d77bda9f3";
+        assert_eq!(target(Some("/c"), &[("KEY", "secret")]), format!("run  cwd and env: sha256 {hash}"));
+        let all = [
+            target(None, &[]),
+            target(Some("/c"), &[]),
+            target(Some("/d"), &[]),
+            target(None, &[("A", "1")]),
+            target(None, &[("A", "2")]),
+            target(None, &[("B", "1")]),
+            target(Some("/c"), &[("A", "1")]),
+        ];
+        assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), all.len());
     }
 }

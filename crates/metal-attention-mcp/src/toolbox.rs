@@ -109,7 +109,7 @@ impl Toolbox {
         cancelled: Cancelled,
     ) -> Result<ToolResult, McpError> {
         let server = self.find(server)?;
-        if consent.is_none() && !self.consents.allows(&server.options, tool) {
+        if consent.is_none() && !self.consents.allows(&server.options, tool)? {
             return Err(McpError::NoConsent { tool: tool.to_owned() });
         }
         let mut session = server.session();
@@ -130,9 +130,9 @@ impl Toolbox {
         result
     }
 
-    /// Whether a tool is called without asking for consent.
+    /// Whether a tool is called without asking for consent. Where the consents cannot be read, it is not.
     pub fn allows(&self, server: &str, tool: &str) -> bool {
-        self.find(server).is_ok_and(|server| self.consents.allows(&server.options, tool))
+        self.find(server).is_ok_and(|server| self.consents.allows(&server.options, tool).unwrap_or(false))
     }
 
     /// Ends the servers, concurrently: each may take a moment. Those that are busy with a call are left running.
