@@ -147,6 +147,8 @@ impl McpError {
             | Self::Url { .. }
             | Self::Header { .. }
             | Self::Connection { .. }
+            // A server may answer 400 where it has forgotten the session.
+            | Self::Status { .. }
             | Self::SessionEnded
             | Self::Ended { .. }
             | Self::MessageTooLong
@@ -154,8 +156,7 @@ impl McpError {
             | Self::NotReading
             | Self::Version { .. }
             | Self::Thread(_) => true,
-            Self::Status { .. }
-            | Self::Timeout { .. }
+            Self::Timeout { .. }
             | Self::Cancelled { .. }
             | Self::Refused { .. }
             | Self::Answer { .. }

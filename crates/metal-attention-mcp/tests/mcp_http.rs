@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -161,27 +162,29 @@ fn notifications_may_be_refused() {
     assert_eq!(client.call("echo", &text("next"), &never).unwrap().text, "next");
 }
 
-/// A session that the server has forgotten is begun again with the next call.
+/// A session that the server has forgotten is begun again with the next call, also where the status is not the protocol's 404.
 #[test]
 fn a_session_that_is_over_is_begun_again() {
-    static FORGETS: AtomicBool = AtomicBool::new(false);
-    let server = HttpServer::start(|request, stream| {
-        if FORGETS.load(Ordering::Relaxed) && request.head.contains("mcp-session-id") {
-            FORGETS.store(false, Ordering::Relaxed);
-            return reply(stream, "404 Not Found", "", "");
-        }
-        match result_of(request) {
-            Some(result) => {
-                let body = json!({"jsonrpc": "2.0", "id": request.message["id"], "result": result}).to_string();
-                reply(stream, "200 OK", "Content-Type: application/json\r\nMcp-Session-Id: s\r\n", &body);
+    for status in ["404 Not Found", "400 Bad Request"] {
+        let forgets = Arc::new(AtomicBool::new(false));
+        let forgotten = Arc::clone(&forgets);
+        let server = HttpServer::start(move |request, stream| {
+            let of_session = request.head.contains("mcp-session-id");
+            match result_of(request) {
+                _ if of_session && forgotten.load(Ordering::Relaxed) => reply(stream, status, "", ""),
+                Some(result) => {
+                    forgotten.store(false, Ordering::Relaxed);
+                    let body = json!({"jsonrpc": "2.0", "id": request.message["id"], "result": result}).to_string();
+                    reply(stream, "200 OK", "Content-Type: application/json\r\nMcp-Session-Id: s\r\n", &body);
+                }
+                None => reply(stream, "202 Accepted", "", ""),
             }
-            None => reply(stream, "202 Accepted", "", ""),
-        }
-    });
-    let toolbox = Toolbox::new(vec![options(&server.url())], Consents::default());
-    let call = || toolbox.call("web", "echo", &text("a"), Some(Consent::Once), &never);
-    assert_eq!(call().unwrap().text, "a");
-    FORGETS.store(true, Ordering::Relaxed);
-    assert!(matches!(call(), Err(McpError::SessionEnded)));
-    assert_eq!(call().unwrap().text, "a");
+        });
+        let toolbox = Toolbox::new(vec![options(&server.url())], Consents::default());
+        let call = || toolbox.call("web", "echo", &text("a"), Some(Consent::Once), &never);
+        assert_eq!(call().unwrap().text, "a");
+        forgets.store(true, Ordering::Relaxed);
+        assert!(matches!(call(), Err(McpError::SessionEnded | McpError::Status { status: 400, .. })));
+        assert_eq!(call().unwrap().text, "a");
+    }
 }
