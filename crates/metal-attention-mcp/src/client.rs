@@ -140,7 +140,7 @@ impl Client {
         Ok(self.tools_changed)
     }
 
-    /// Sends a request and waits for its response, at most `limit`.
+    /// Sends a request, unless it is cancelled already, and waits for its response, at most `limit`.
     fn request(
         &mut self,
         method: &'static str,
@@ -149,6 +149,9 @@ impl Client {
         cancelled: Cancelled,
     ) -> Result<Value, McpError> {
         self.drain()?;
+        if cancelled() {
+            return Err(McpError::Cancelled { method });
+        }
         let id = self.next_id;
         self.next_id += 1;
         let sent = self.connection.send(message::request(id, method, params), Some(id), limit);

@@ -35,8 +35,8 @@ impl std::fmt::Debug for Server {
 #[derive(Default)]
 struct Session {
     client: Option<Client>,
-    /// The last call timed out: the server must answer a ping before it is used again.
-    timed_out: bool,
+    /// The last call timed out or was cancelled: the server may hang, and must answer a ping before it is used again.
+    is_unanswered: bool,
 }
 
 /// The outcome of a server's start.
@@ -122,7 +122,7 @@ impl Toolbox {
         }
         let result = client.call(tool, arguments, cancelled);
         if let Err(error) = &result {
-            session.timed_out = matches!(error, McpError::Timeout { .. });
+            session.is_unanswered = matches!(error, McpError::Timeout { .. } | McpError::Cancelled { .. });
             if error.ends_connection() {
                 session.client = None;
             }
@@ -168,25 +168,35 @@ impl Server {
     }
 
     fn report(&self, cancelled: Cancelled) -> ServerReport {
-        let is_busy = matches!(self.session.try_lock(), Err(TryLockError::WouldBlock));
-        if !(is_busy && self.listing().is_some())
-            && let Err(error) = self.ready(&mut self.session(), cancelled)
-        {
-            return ServerReport::new(&self.options, Err(error));
-        }
-        ServerReport::new(&self.options, Ok(self.listing().clone().unwrap_or_default()))
+        let mut session = match self.session.try_lock() {
+            Ok(session) => session,
+            Err(TryLockError::Poisoned(session)) => session.into_inner(),
+            Err(TryLockError::WouldBlock) => match self.listing().clone() {
+                Some(listing) => return ServerReport::new(&self.options, Ok(listing)),
+                None => self.session(),
+            },
+        };
+        let ready = self.ready(&mut session, cancelled).map(drop);
+        ServerReport::new(&self.options, ready.map(|()| self.listing().clone().unwrap_or_default()))
     }
 
     /// The client of the server, which is started where it is not running, with its present tools listed.
     fn ready<'a>(&self, session: &'a mut Session, cancelled: Cancelled) -> Result<&'a mut Client, McpError> {
-        let running = session.client.take().and_then(|mut client| {
-            if session.timed_out {
-                client.ping(cancelled).ok()?;
+        if session.is_unanswered
+            && let Some(client) = &mut session.client
+        {
+            match client.ping(cancelled) {
+                Ok(()) => {}
+                // That says nothing of the server.
+                Err(error @ McpError::Cancelled { .. }) => return Err(error),
+                Err(_) => session.client = None,
             }
+        }
+        session.is_unanswered = false;
+        let running = session.client.take().and_then(|mut client| {
             let changed = client.tools_changed().ok()?;
             Some((client, changed))
         });
-        session.timed_out = false;
         let (mut client, is_listed) = match running {
             Some((client, changed)) => (client, !changed),
             None => (Client::start(&self.options, cancelled)?, false),

@@ -195,6 +195,38 @@ fn a_call_is_cancelled() {
     assert_eq!(notes.lines().last(), Some(notification));
 }
 
+/// A call that is cancelled before it is sent is not sent: the tool `die` would end the server.
+#[test]
+fn a_call_that_is_cancelled_already_is_not_sent() {
+    let mut client = Client::start(&server("good", 10_000), &never).unwrap();
+    let error = client.call("die", &Map::new(), &|| true).unwrap_err();
+    assert!(matches!(error, McpError::Cancelled { method: "tools/call" }), "{error}");
+    assert_eq!(call(&mut client, "notes", json!({})), "notifications/initialized {}");
+}
+
+/// After a cancelled call a server that still answers is kept, and one that hangs is started again.
+#[test]
+fn a_server_that_hangs_after_a_cancelled_call_starts_again() {
+    let toolbox = Toolbox::new(vec![server("good", 1000)], Consents::default());
+    let call = |tool: &str, value: Value, cancelled: &(dyn Fn() -> bool + Sync)| {
+        toolbox.call("good", tool, &arguments(value), Some(Consent::Once), cancelled).map(|result| result.text)
+    };
+    call("echo", json!({"text": "a"}), &never).unwrap();
+    let sleep = |ms: u64| {
+        let start = Instant::now();
+        let stopped = call("sleep", json!({"ms": ms}), &|| start.elapsed() > Duration::from_millis(100));
+        assert!(matches!(stopped, Err(McpError::Cancelled { method: "tools/call" })), "{stopped:?}");
+    };
+    sleep(500);
+    // The ping that is cancelled itself does not end the server either.
+    let start = Instant::now();
+    let stopped = call("echo", json!({"text": "b"}), &|| start.elapsed() > Duration::from_millis(50));
+    assert!(matches!(stopped, Err(McpError::Cancelled { method: "ping" })), "{stopped:?}");
+    assert!(call("notes", json!({}), &never).unwrap().contains("notifications/cancelled"));
+    sleep(60_000);
+    assert_eq!(call("notes", json!({}), &never).unwrap(), "notifications/initialized {}");
+}
+
 #[test]
 fn servers_are_independent_and_start_again() {
     let names = ["good", "dead", "silent", "old"];
