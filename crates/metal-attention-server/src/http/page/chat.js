@@ -317,6 +317,7 @@ async function consentTo(call, run) {
     return await unlessAborted(answered, run.ending.signal);
   } finally {
     delete call.decide;
+    run.draw.now();
   }
 }
 
@@ -548,6 +549,8 @@ $("key").addEventListener("input", () => {
   apiKey = $("key").value.trim();
   write("sessionStorage", "key", apiKey);
 });
+// With another key the list may be another one.
+$("key").addEventListener("change", showServers);
 $("settings").addEventListener("close", () => {
   showModel();
   $("input").focus();

@@ -4,9 +4,14 @@ import { parsed } from "./store.js";
 /** Requests of one answer, each of which but the last ends in calls of tools. */
 export const MAX_ROUNDS = 20;
 const REFUSED = "The user does not want this call. Do not repeat it.";
+/** The result of a call without a response: it was stopped, or the page was left. */
+const STOPPED = "The call was stopped; it may have had effects.";
 
 /** Whether this server offers tools to its page. */
 export const hasTools = "tools" in document.body.dataset;
+
+/** The calls that are under way. They have the result that they keep where no response comes. */
+export const underWay = new WeakSet();
 
 /** The tools that were listed: `server`, `tool` (its name there), `function` (as the model is offered it), `allowed`. */
 let tools = [];
@@ -50,15 +55,36 @@ export async function callTool(call, servers, { headers, signal, consent }) {
     call.result = "The tool was not called: its arguments are no JSON object.";
     return;
   }
-  const answer = tool.allowed ? undefined : await consent(call);
-  if (answer === "refuse") {
-    call.result = REFUSED;
-    return;
+  for (;;) {
+    const answer = tool.allowed ? undefined : await consent(call);
+    if (answer === "refuse") {
+      call.result = REFUSED;
+      return;
+    }
+    if (await request(call, tool, answer, { headers, signal })) return;
   }
-  const request = JSON.stringify({ server: tool.server, tool: tool.tool, arguments: values, consent: answer });
-  const response = await fetch("mcp/call", { method: "POST", headers, body: request, signal });
-  const body = parsed(await response.text());
-  if (response.ok && answer === "always") tool.allowed = true;
-  if (response.ok) call.result = body.text;
-  else call.result = `The call failed: ${body?.error?.message ?? `the server answered with status ${response.status}.`}`;
+}
+
+/** Calls a tool; `call` gets the result. False: it is no longer always allowed, and was not called. */
+async function request(call, tool, consent, { headers, signal }) {
+  const { server, tool: name } = tool;
+  // The model's own text: numbers would lose digits.
+  const body = `${JSON.stringify({ server, tool: name, consent }).slice(0, -1)},"arguments":${call.arguments.trim() || "{}"}}`;
+  call.result = STOPPED;
+  underWay.add(call);
+  try {
+    const response = await fetch("mcp/call", { method: "POST", headers, body, signal });
+    const { text, error } = parsed(await response.text()) ?? {};
+    if (error?.code === "consent_needed") {
+      tool.allowed = false;
+      delete call.result;
+      return false;
+    }
+    if (response.ok && consent === "always") tool.allowed = true;
+    if (response.ok) call.result = text;
+    else call.result = `The call failed: ${error?.message ?? `the server answered with status ${response.status}.`}`;
+    return true;
+  } finally {
+    underWay.delete(call);
+  }
 }

@@ -1,7 +1,7 @@
 // Messages as elements.
 import { copied } from "./clipboard.js";
 import { Growing } from "./markdown.js";
-import { parsed } from "./store.js";
+import { underWay } from "./tools.js";
 
 const COPY = "M9 9h10v10H9zM5 15V5h10";
 const AGAIN = "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6";
@@ -79,11 +79,11 @@ function details(className, title, isOpen, ...children) {
   return node;
 }
 
-/** The arguments of a call, all of them. */
-function argumentsOf({ arguments: text }) {
-  const values = parsed(text);
-  return element("pre", "", visible(values === null ? text : JSON.stringify(values, null, 2)));
-}
+/** The arguments of a call, all of them, as they are sent: numbers that were read and written again would lose digits. */
+const argumentsOf = ({ arguments: text }) => element("pre", "", visible(text));
+
+/** The result of a call; undefined while there is none. */
+const resultOf = (call) => (underWay.has(call) ? undefined : call.result);
 
 /** A call of a tool: the question for consent, or the call with its result. */
 function callNode(call) {
@@ -99,8 +99,9 @@ function callNode(call) {
     node.setAttribute("aria-label", "Consent to a call of a tool");
     return node;
   }
-  const isDone = call.result !== undefined;
-  return details("call", [name, `${server}${isDone ? "" : " …"}`], false, argumentsOf(call), ...(isDone ? [element("pre", "", call.result)] : []));
+  const result = resultOf(call);
+  const isDone = result !== undefined;
+  return details("call", [name, `${server}${isDone ? "" : " …"}`], false, argumentsOf(call), ...(isDone ? [element("pre", "", result)] : []));
 }
 
 /** A step of an answer: what the model wrote before it called tools, and the calls. */
@@ -129,7 +130,7 @@ class StepView {
   /** Shows how far the calls are. */
   show() {
     this.step.calls.forEach((call, i) => {
-      const state = [Boolean(call.decide), call.server, call.result].join();
+      const state = [Boolean(call.decide), call.server, resultOf(call)].join();
       if (this.#states[i] === state) return;
       this.#states[i] = state;
       if (this.#calls.childNodes[i]) this.#calls.childNodes[i].replaceWith(callNode(call));
