@@ -16,7 +16,7 @@ use axum::http::{HeaderMap, HeaderName, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use metal_attention_mcp::{Cancelled, Consent, McpError, ServerReport, Toolbox};
+use metal_attention_mcp::{Cancelled, Consent, McpError, OfferedTool, ServerReport, Toolbox};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, oneshot};
@@ -147,23 +147,30 @@ struct Problem {
 async fn list(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
     let toolbox = Arc::clone(&tools.toolbox);
-    let reports = in_time(&app, on_thread(&tools.lists, move |cancelled| toolbox.connect(cancelled))).await?;
-    let offered = ServerReport::offered(&reports);
-    let mut problems = Vec::new();
-    for ServerReport { name, outcome, .. } in reports {
-        let problem = |message: String| Problem { server: name.clone(), message };
-        match outcome {
-            Ok((_, list)) => problems.extend(list.problems.into_iter().map(problem)),
-            Err(error) => problems.push(problem(error.to_string())),
+    let work = move |cancelled: Cancelled<'_>| ToolList::new(&toolbox, toolbox.connect(cancelled));
+    in_time(&app, on_thread(&tools.lists, work)).await.map(axum::Json)
+}
+
+impl ToolList {
+    /// The tools of `reports`, each with whether `toolbox` allows it, for which a file may be read.
+    fn new(toolbox: &Toolbox, reports: Vec<ServerReport>) -> Self {
+        let tool = |offered: OfferedTool| PageTool {
+            allowed: toolbox.allows(&offered.server, &offered.tool.name),
+            function: offered.function(),
+            server: offered.server,
+            tool: offered.tool.name,
+        };
+        let tools = ServerReport::offered(&reports).into_iter().map(tool).collect();
+        let mut problems = Vec::new();
+        for ServerReport { name, outcome, .. } in reports {
+            let problem = |message: String| Problem { server: name.clone(), message };
+            match outcome {
+                Ok((_, list)) => problems.extend(list.problems.into_iter().map(problem)),
+                Err(error) => problems.push(problem(error.to_string())),
+            }
         }
+        Self { tools, problems }
     }
-    let tool = |offered: metal_attention_mcp::OfferedTool| PageTool {
-        allowed: tools.toolbox.allows(&offered.server, &offered.tool.name),
-        function: offered.function(),
-        server: offered.server,
-        tool: offered.tool.name,
-    };
-    Ok(axum::Json(ToolList { tools: offered.into_iter().map(tool).collect(), problems }))
 }
 
 /// A call of a tool.
