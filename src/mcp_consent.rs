@@ -3,11 +3,12 @@
 use metal_attention_mcp::{Consent, OfferedTool};
 use serde_json::{Map, Value};
 
+use crate::cli_error::CliError;
 use crate::metadata_text::safe_lines;
 
 /// The user's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+enum Answer {
     /// The tool may be called.
     Yes(Consent),
     /// It may not be called.
@@ -15,19 +16,31 @@ pub enum Answer {
 }
 
 /// The prompt for the answer.
-pub const QUESTION: &str = "call it? [y]es, [n]o, [a]lways: ";
+const QUESTION: &str = "call it? [y]es, [n]o, [a]lways: ";
 
 /// Why there is no consent where stdin is no terminal.
 pub const NO_TERMINAL: &str = "consent needs a terminal; `allow` in the configuration lets a tool be called without it";
 
 impl Answer {
     /// Reads what was typed; `None`: it is no answer. An empty line is no consent.
-    pub fn read(answer: &str) -> Option<Self> {
+    fn read(answer: &str) -> Option<Self> {
         match answer.trim().to_lowercase().as_str() {
             "y" | "yes" => Some(Self::Yes(Consent::Once)),
             "a" | "always" => Some(Self::Yes(Consent::Always)),
             "" | "n" | "no" => Some(Self::No),
             _ => None,
+        }
+    }
+}
+
+/// The user's consent to the call that was [shown]; `None`: the user refuses. `read_line` shows the question that it gets, and
+/// reads a line; it is called until the line is an answer.
+pub fn read_consent(mut read_line: impl FnMut(&str) -> Result<String, CliError>) -> Result<Option<Consent>, CliError> {
+    loop {
+        match Answer::read(&read_line(QUESTION)?) {
+            Some(Answer::Yes(consent)) => return Ok(Some(consent)),
+            Some(Answer::No) => return Ok(None),
+            None => {}
         }
     }
 }

@@ -126,6 +126,31 @@ fn consent_is_kept() {
     assert_eq!(stdout(run(&args)).lines().last(), Some("hi"));
 }
 
+/// Ctrl-C at the question ends the process, and the tool is not called.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_is_no_consent() {
+    use std::io::Read;
+
+    use nix::sys::signal::{Signal, kill};
+
+    let setup = Setup::new("");
+    let config = setup.path("config.toml");
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let mut program = common::program();
+    program.args(["mcp", "test", "web", "echo", "--config", text(&config)]).stdin(terminal.slave);
+    let mut program = program.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let (mut errors, mut shown) = (program.stderr.take().unwrap(), Vec::new());
+    while !shown.ends_with(b"[a]lways: ") {
+        let mut byte = [0];
+        errors.read_exact(&mut byte).unwrap();
+        shown.push(byte[0]);
+    }
+    kill(nix::unistd::Pid::from_raw(program.id().cast_signed()), Signal::SIGINT).unwrap();
+    assert_eq!(program.wait().unwrap().code(), Some(130));
+    assert_eq!(setup.n_calls(), 0);
+}
+
 /// A model that does nothing but call a tool is not asked without end.
 #[test]
 fn a_model_calls_tools_that_are_allowed() {

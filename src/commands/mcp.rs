@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
-use crate::mcp_consent::{Answer, NO_TERMINAL, QUESTION, shown};
+use crate::mcp_consent::{NO_TERMINAL, read_consent, shown};
 use crate::metadata_text::{safe, safe_json, safe_lines};
 
 const AFTER_HELP: &str = "\
@@ -109,11 +109,9 @@ fn test(toolbox: &Toolbox) -> Result<Vec<OfferedTool>, CliError> {
 /// Calls a tool where the user consents, and writes what it gives.
 fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -> Result<(), CliError> {
     let (server, name) = (&tool.server, &tool.tool.name);
-    let mut err = io::stderr().lock();
     // Where stderr is closed the answer cannot be asked for either.
-    let _ = writeln!(err, "{}", shown(tool, arguments));
-    let consent = if toolbox.allows(server, name) { None } else { Some(ask_consent(&mut err)?) };
-    drop(err);
+    let _ = writeln!(io::stderr(), "{}", shown(tool, arguments));
+    let consent = if toolbox.allows(server, name) { None } else { Some(ask_consent()?) };
     let result = toolbox.call(server, name, arguments, consent, &interrupt::requested);
     if interrupt::requested() {
         return Err(CliError::Interrupted);
@@ -125,21 +123,20 @@ fn call(toolbox: &Toolbox, tool: &OfferedTool, arguments: &Map<String, Value>) -
     writeln!(io::stdout(), "{}", safe_lines(&result.text)).map_err(CliError::stdout)
 }
 
-/// Asks on stderr, and reads the answer from the terminal.
-fn ask_consent(err: &mut impl Write) -> Result<Consent, CliError> {
+/// Asks on stderr, and reads the answer from the terminal. Ctrl-C ends the process: reading a line cannot be cancelled.
+fn ask_consent() -> Result<Consent, CliError> {
     if !io::stdin().is_terminal() {
         return Err(CliError::Usage(NO_TERMINAL.into()));
     }
-    loop {
-        let _ = write!(err, "{QUESTION}").and_then(|()| err.flush());
+    let _at_once = interrupt::at_once(None);
+    let consent = read_consent(|question| {
+        // Not locked meanwhile: Ctrl-C writes to stderr, too.
+        let _ = write!(io::stderr(), "{question}");
         let mut answer = String::new();
         io::stdin().read_line(&mut answer).map_err(|e| CliError::General(format!("cannot read the answer: {e}")))?;
-        match Answer::read(&answer) {
-            Some(Answer::Yes(consent)) => return Ok(consent),
-            Some(Answer::No) => return Err(CliError::General("not called".into())),
-            None => {}
-        }
-    }
+        Ok(answer)
+    })?;
+    consent.ok_or_else(|| CliError::General("not called".into()))
 }
 
 fn write_server(toolbox: &Toolbox, report: &ServerReport, out: &mut impl Write) -> io::Result<()> {

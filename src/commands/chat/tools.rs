@@ -11,7 +11,7 @@ use super::note;
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::interrupt;
-use crate::mcp_consent::{Answer, NO_TERMINAL, QUESTION, shown};
+use crate::mcp_consent::{NO_TERMINAL, read_consent, shown};
 use crate::metadata_text::{safe, safe_lines};
 use crate::progress::Progress;
 use crate::{terminal, units};
@@ -146,15 +146,8 @@ fn ask_consent(input: &mut Input) -> Result<Option<Consent>, CliError> {
         note(NO_TERMINAL);
         return Ok(None);
     }
-    loop {
-        // Ctrl-C and Ctrl-D are no consent.
-        let answer = input.ask(QUESTION)?.unwrap_or_default();
-        match Answer::read(&answer) {
-            Some(Answer::Yes(consent)) => return Ok(Some(consent)),
-            Some(Answer::No) => return Ok(None),
-            None => {}
-        }
-    }
+    // Ctrl-C and Ctrl-D are no consent.
+    read_consent(|question| Ok(input.ask(question)?.unwrap_or_default()))
 }
 
 /// The arguments of a call; a model may write nothing where there are none.
