@@ -1,6 +1,8 @@
 //! The process groups of running servers, so that none outlives this process, even where it ends at once.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The leaders' process ids.
@@ -14,9 +16,16 @@ pub fn kill_servers() {
     }
 }
 
-/// Registers the group of a process that was just started.
-pub fn add(leader: u32) {
-    groups().insert(leader);
+/// Starts a process that leads a group, and registers the group: no end of this process comes in between.
+pub fn start(program: &mut Command) -> io::Result<Child> {
+    // A process group of its own: Ctrl-C in the terminal cancels a call and does not reach the server, and a signal
+    // to the group also reaches the processes that the server has started.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(program, 0);
+    let mut groups = groups();
+    let child = program.spawn()?;
+    groups.insert(child.id());
+    Ok(child)
 }
 
 /// Forgets the group of a process that has exited.

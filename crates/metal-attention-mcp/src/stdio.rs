@@ -80,12 +80,8 @@ impl Stdio {
         if let Some(cwd) = cwd {
             program.current_dir(cwd);
         }
-        // A process group of its own: Ctrl-C in the terminal cancels a call and does not reach the server, and a signal
-        // to the group also reaches the processes that the server has started.
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut program, 0);
-        let mut child = program.spawn().map_err(|source| McpError::Start { command: command.to_owned(), source })?;
-        process_groups::add(child.id());
+        let started = process_groups::start(&mut program);
+        let mut child = started.map_err(|source| McpError::Start { command: command.to_owned(), source })?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (sender, lines) = sync_channel(MAX_UNSENT);
         let mut stdio = Self { child, stdin: Some(sender), stderr: None, last_line: Arc::default(), has_exited: false };
