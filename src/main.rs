@@ -34,6 +34,8 @@ mod statistics;
 mod template_file;
 mod tensor_types;
 mod terminal;
+#[cfg(unix)]
+mod termination;
 mod text_input;
 mod threads;
 mod token_ids;

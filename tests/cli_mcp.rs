@@ -196,7 +196,7 @@ fn tools_need_a_model_that_knows_them_and_a_server() {
     assert!(code == Some(2) && errors.contains("no MCP server \"other\""), "{errors}");
 }
 
-/// Servers that do not exit by themselves end with the program, after SIGTERM and after the second Ctrl-C.
+/// Servers that do not exit by themselves end with the program, after SIGTERM or SIGHUP and after the second Ctrl-C.
 #[cfg(unix)]
 #[test]
 fn servers_end_with_the_program() {
@@ -212,7 +212,7 @@ fn servers_end_with_the_program() {
         read line; read line
         echo '{"jsonrpc":"2.0","id":2,"result":{"tools":[]}}'
         sleep 600"#;
-    for signals in [&[Signal::SIGTERM][..], &[Signal::SIGINT, Signal::SIGINT]] {
+    for signals in [&[Signal::SIGTERM][..], &[Signal::SIGHUP], &[Signal::SIGINT, Signal::SIGINT]] {
         let folder = tempfile::tempdir().unwrap();
         let (fifo, config) = (folder.path().join("fifo"), folder.path().join("config.toml"));
         assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -242,6 +242,29 @@ fn servers_end_with_the_program() {
         }
         assert_eq!(fifo.read(&mut [0]).unwrap(), 0);
         serve.wait().unwrap();
+    }
+}
+
+/// A signal that ends a command ends the server that it waits for.
+#[cfg(unix)]
+#[test]
+fn servers_end_with_a_command() {
+    use std::io::Read;
+
+    use nix::sys::signal::{Signal, kill};
+
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (fifo, config) = (folder.path().join("fifo"), folder.path().join("config.toml"));
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let script = "exec 3> \"$0\"; trap '' TERM; sleep 600";
+        let section = format!("[mcp.servers.a]\ncommand = \"sh\"\nargs = ['-c', '''{script}''', {fifo:?}]\n");
+        std::fs::write(&config, section).unwrap();
+        let mut list = common::program().args(["mcp", "list", "--config", text(&config)]).spawn().unwrap();
+        let mut fifo = std::fs::File::open(fifo).unwrap();
+        kill(nix::unistd::Pid::from_raw(list.id().cast_signed()), signal).unwrap();
+        assert_eq!(fifo.read(&mut [0]).unwrap(), 0);
+        assert_eq!(list.wait().unwrap().code(), Some(code));
     }
 }
 

@@ -11,6 +11,8 @@ use crate::config::Config;
 use crate::interrupt;
 use crate::mcp_consent::{NO_TERMINAL, read_consent, shown};
 use crate::metadata_text::{safe, safe_json, safe_lines};
+#[cfg(unix)]
+use crate::termination;
 
 const AFTER_HELP: &str = "\
 The servers are those of [mcp.servers.NAME] in the configuration file; docs/mcp.md says how they are written. Nothing is called \
@@ -59,6 +61,8 @@ enum Action {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let config = Config::read(args.config.as_deref())?;
     let _asked = interrupt::ask();
+    #[cfg(unix)]
+    termination::end_servers()?;
     match &args.action {
         Action::List { json } => list(&config.toolbox(&[])?, *json),
         Action::Test { server, tool: None, .. } => test(&config.toolbox(std::slice::from_ref(server))?).map(drop),

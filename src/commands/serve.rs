@@ -24,6 +24,8 @@ use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::replica_args::ReplicaArgs;
 use crate::served::{ModelFolders, ServedModel, Setup, say};
+#[cfg(unix)]
+use crate::termination::Termination;
 
 const AFTER_HELP: &str = "\
 The interfaces are those of OpenAI (/v1/chat/completions, /v1/responses, ...), Anthropic (/v1/messages), ollama (/api/...) \
@@ -34,8 +36,8 @@ Models that -m names stay loaded. Those of --models-dir and of the configuration
 after --keep-alive, or sooner where another model needs their memory.
 
 The server listens on this machine alone. Before --host lets others in, give it a key: whoever \
-reaches it can use it. --metrics-port answers probes and scrapers, which have none. Ctrl-C or \
-SIGTERM lets the running requests finish; twice, the server ends at once.
+reaches it can use it. --metrics-port answers probes and scrapers, which have none. Ctrl-C, \
+SIGTERM or SIGHUP lets the running requests finish; twice, the server ends at once.
 
 Examples:
   metal-attention serve llama3.2
@@ -522,7 +524,7 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     Ok(keys)
 }
 
-/// Ready at the first Ctrl-C or SIGTERM, or when `stdin` is closed; the next signal ends the process.
+/// Ready at the first Ctrl-C, SIGTERM or SIGHUP, or when `stdin` is closed; the next signal ends the process.
 async fn shutdown(mut signals: Signals, stdin: Option<oneshot::Receiver<()>>) {
     let stdin_closes = async {
         match stdin {
@@ -558,24 +560,24 @@ fn stdin_end() -> Result<oneshot::Receiver<()>, CliError> {
     Ok(receiver)
 }
 
-/// Ctrl-C and SIGTERM. None is lost from the moment this is made.
+/// Ctrl-C, SIGTERM and SIGHUP. None is lost from the moment this is made.
 #[cfg(unix)]
 struct Signals {
     interrupt: Signal,
-    terminate: Signal,
+    termination: Termination,
 }
 
 #[cfg(unix)]
 impl Signals {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, termination: Termination::new()? })
     }
 
     /// Waits for one; whether it is Ctrl-C.
     async fn next(&mut self) -> bool {
         tokio::select! {
             _ = self.interrupt.recv() => true,
-            _ = self.terminate.recv() => false,
+            _ = self.termination.next() => false,
         }
     }
 }

@@ -14,6 +14,8 @@ use crate::interrupt;
 use crate::mcp_consent::{NO_TERMINAL, read_consent, shown};
 use crate::metadata_text::{safe, safe_lines};
 use crate::progress::Progress;
+#[cfg(unix)]
+use crate::termination;
 use crate::{terminal, units};
 
 /// Lines of a result that are shown.
@@ -63,6 +65,8 @@ impl Tools {
         }
         let toolbox = Config::read(wanted.config)?.toolbox(wanted.servers)?;
         let _asked = interrupt::ask();
+        #[cfg(unix)]
+        termination::end_servers()?;
         let starting = Progress::spinner("starting MCP servers");
         let reports = toolbox.connect(&interrupt::requested);
         drop(starting);
