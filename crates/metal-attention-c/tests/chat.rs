@@ -10,8 +10,9 @@ use metal_attention_c::{
     MA_NO_TOKEN, Model, SamplingOptions, Status, StopReason, Token, ma_answer_free, ma_answer_message, ma_answer_new,
     ma_batch_add, ma_batch_cancel, ma_batch_error, ma_batch_free, ma_batch_new, ma_batch_run, ma_chat_free,
     ma_chat_new, ma_chat_options_default, ma_chat_prompt, ma_chat_tokens, ma_context_cancel, ma_context_free,
-    ma_context_new, ma_context_options_default, ma_generate, ma_generate_options_default, ma_grammar_free, ma_grammar_left_out,
-    ma_grammar_new, ma_last_error, ma_model_built_in, ma_model_free, ma_model_open, ma_sampling_options_greedy,
+    ma_context_new, ma_context_options_default, ma_generate, ma_generate_options_default, ma_grammar_free,
+    ma_grammar_left_out, ma_grammar_new, ma_last_error, ma_model_built_in, ma_model_free, ma_model_open,
+    ma_sampling_options_greedy,
 };
 
 /// As Qwen's models write calls and thoughts.
