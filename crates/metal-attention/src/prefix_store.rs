@@ -284,24 +284,25 @@ impl PrefixStore {
         }
     }
 
-    /// Makes sequence `seq` the beginning that was found. False, and the sequence is empty, where it is gone, or cannot be read.
-    pub fn restore(&mut self, pass: &mut dyn ForwardPass, seq: usize, stored: Stored) -> bool {
-        let Some(i) = self.texts.iter().position(|text| text.number == stored.number) else { return false };
+    /// Makes sequence `seq` the beginning that was found. False, and the sequence is as it was, where it is gone. On an error the
+    /// sequence is empty.
+    pub fn restore(&mut self, pass: &mut dyn ForwardPass, seq: usize, stored: Stored) -> Result<bool, SnapshotError> {
+        self.touch(stored);
+        let Some(i) = self.texts.iter().position(|text| text.number == stored.number) else { return Ok(false) };
         let Text { snapshot, blocks, .. } = &mut self.texts[i];
-        let restored = match blocks {
-            Blocks::Ram(blocks) => snapshot.restore_first(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..])),
-            Blocks::Disk(file) => file.rewind().map_err(SnapshotError::Read).and_then(|()| {
+        match blocks {
+            Blocks::Ram(blocks) => {
+                snapshot.restore_first(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?
+            }
+            Blocks::Disk(file) => {
+                file.rewind().map_err(SnapshotError::Read)?;
                 let mut input = BufReader::with_capacity(BUFFER, file);
-                snapshot.restore_first(stored.n, pass.cache(), seq, &mut input)
-            }),
-        };
-        if let Err(error) = &restored {
-            tracing::warn!("a prompt's beginning is evaluated again: {error}");
-            return false;
+                snapshot.restore_first(stored.n, pass.cache(), seq, &mut input)?;
+            }
         }
         self.hits += 1;
         self.tokens += stored.n as u64;
-        true
+        Ok(true)
     }
 
     /// What there is, and what came of it.

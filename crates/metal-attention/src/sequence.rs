@@ -135,10 +135,12 @@ impl Sequence {
         let reachable = pass.reachable(0, n);
         let kept =
             self.turns.find(pass, Client::Unknown, &prompt[..prompt.len() - 1]).filter(|kept| kept.n > reachable);
-        match kept {
-            Some(kept) if self.turns.restore(pass, 0, kept) => kept.n,
-            Some(_) | None => pass.truncate(n),
+        match kept.map(|kept| (kept.n, self.turns.restore(pass, 0, kept))) {
+            Some((n, Ok(true))) => return n,
+            Some((_, Err(error))) => tracing::warn!("a prompt's beginning is evaluated again: {error}"),
+            Some((_, Ok(false))) | None => {}
         }
+        pass.truncate(n)
     }
 
     /// Writes a session file with `note` and what the KV cache has of the text.

@@ -2,6 +2,9 @@
 
 use std::cmp::Reverse;
 
+use metal_attention_model::SnapshotError;
+
+use crate::ForwardError;
 use crate::prefix_store::n_common;
 
 use super::engine::{Engine, Running};
@@ -33,6 +36,11 @@ enum Admission {
     Later,
     /// There is no room now for the one whose turn it is.
     Full,
+}
+
+/// Whether the KV cache refused a text because others take the pages or the recurrent states that it needs.
+pub(super) fn is_no_room(error: &SnapshotError) -> bool {
+    matches!(error, SnapshotError::Forward(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }))
 }
 
 impl<'t> Engine<'t> {
@@ -233,7 +241,11 @@ impl<'t> Engine<'t> {
             // What goes to make room for it does not take its place.
             self.store.touch(stored);
             if let Some(seq) = self.fresh_sequence(n_tokens) {
-                let is_there = self.store.restore(&mut *self.pass, seq, stored);
+                let restored = self.restore(|engine| engine.store.restore(&mut *engine.pass, seq, stored));
+                let is_there = restored.unwrap_or_else(|error| {
+                    tracing::warn!("a prompt's beginning is evaluated again: {error}");
+                    false
+                });
                 return Place::At(seq, if is_there { stored.n } else { 0 });
             }
         }
@@ -287,6 +299,22 @@ impl<'t> Engine<'t> {
         self.make_room(n_tokens, None);
         self.slots.occupy(seq);
         Some(seq)
+    }
+
+    /// What `restore` comes to, which puts a text into a sequence. Where windows or recurrent states have no room for it, whose use
+    /// [`fits`](Self::fits) does not know, idle sequences are given up until they have.
+    pub(super) fn restore<T>(
+        &mut self,
+        mut restore: impl FnMut(&mut Self) -> Result<T, SnapshotError>,
+    ) -> Result<T, SnapshotError> {
+        loop {
+            let outcome = restore(self);
+            let has_no_room = outcome.as_ref().is_err_and(is_no_room);
+            match self.slots.oldest_idle(None) {
+                Some(seq) if has_no_room => self.give_up(seq),
+                Some(_) | None => return outcome,
+            }
+        }
     }
 
     /// An empty sequence beside that of `prefix`, and pages for `n_tokens` tokens; `None`, and nothing is given up, where there

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::CachedText;
 
+use super::admission::is_no_room;
 use super::engine::Engine;
 use super::{Client, Scheduler, SubmitError};
 
@@ -48,18 +49,8 @@ pub enum SlotError {
     Submit(#[from] SubmitError),
 }
 
-/// Where the outcome of a command goes.
-type Answer<T> = oneshot::Sender<Result<T, SlotError>>;
-
-/// What is to be done with a slot.
-pub(super) enum SlotCommand {
-    /// Copy its text.
-    Save(usize, Answer<CachedText>),
-    /// Put a text of a client into the KV cache.
-    Restore(Client, CachedText, Answer<()>),
-    /// Forget its text.
-    Erase(usize, Answer<usize>),
-}
+/// What is to be done with a slot. It sends its outcome itself.
+pub(super) type SlotCommand = Box<dyn FnOnce(&mut Engine<'_>) + Send>;
 
 /// What a KV cache has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,22 +64,30 @@ pub struct CacheCapacity {
 impl Scheduler {
     /// A copy of the text of a slot: of one that runs, as far as it is evaluated.
     pub async fn save_slot(&self, slot: usize) -> Result<CachedText, SlotError> {
-        self.command(|answer| SlotCommand::Save(slot, answer)).await
+        self.command(move |engine| engine.save_slot(slot)).await
     }
 
     /// Puts a text into the KV cache, where it is the one of `client` that ended last: a prompt that begins like it goes on from it.
     pub async fn restore_slot(&self, client: Client, text: CachedText) -> Result<(), SlotError> {
-        self.command(|answer| SlotCommand::Restore(client, text, answer)).await
+        self.command(move |engine| engine.restore_slot(client, &text)).await
     }
 
     /// Has the KV cache forget the text of a slot. Returns its number of tokens.
     pub async fn erase_slot(&self, slot: usize) -> Result<usize, SlotError> {
-        self.command(|answer| SlotCommand::Erase(slot, answer)).await
+        self.command(move |engine| engine.erase_slot(slot)).await
     }
 
-    async fn command<T>(&self, command: impl FnOnce(Answer<T>) -> SlotCommand) -> Result<T, SlotError> {
+    /// What `run` comes to between two steps of the texts that run. It is left out where nobody waits for it any more.
+    async fn command<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&mut Engine<'_>) -> Result<T, SlotError> + Send + 'static,
+    ) -> Result<T, SlotError> {
         let (answer, outcome) = oneshot::channel();
-        self.handle.shared.push_slot_command(command(answer))?;
+        self.handle.shared.push_slot_command(Box::new(move |engine| {
+            if !answer.is_closed() {
+                let _ = answer.send(run(engine));
+            }
+        }))?;
         outcome.await.unwrap_or(Err(SlotError::Submit(SubmitError::EngineFailed)))
     }
 
@@ -102,18 +101,8 @@ impl Engine<'_> {
     /// Carries out the first command that waits: texts that run go on between two of them.
     pub(super) fn run_slot_command(&mut self) {
         let command = self.shared.queue().slot_commands.pop_front();
-        // Whoever does not wait for the outcome any more needs none.
-        match command {
-            None => {}
-            Some(SlotCommand::Save(slot, answer)) => {
-                let _ = answer.send(self.save_slot(slot));
-            }
-            Some(SlotCommand::Restore(client, text, answer)) => {
-                let _ = answer.send(self.restore_slot(client, &text));
-            }
-            Some(SlotCommand::Erase(slot, answer)) => {
-                let _ = answer.send(self.erase_slot(slot));
-            }
+        if let Some(command) = command {
+            command(self);
         }
     }
 
@@ -132,9 +121,9 @@ impl Engine<'_> {
     fn restore_slot(&mut self, client: Client, text: &CachedText) -> Result<(), SlotError> {
         let n_tokens = text.ids().len();
         let seq = self.fresh_sequence(n_tokens).ok_or(SlotError::NoRoom { n_tokens })?;
-        if let Err(error) = text.restore(&mut *self.pass, seq) {
+        if let Err(error) = self.restore(|engine| text.restore(&mut *engine.pass, seq)) {
             self.evict(seq);
-            return Err(error.into());
+            return Err(if is_no_room(&error) { SlotError::NoRoom { n_tokens } } else { error.into() });
         }
         self.slots.keep(seq, client, text.ids().to_vec());
         Ok(())
@@ -155,7 +144,7 @@ impl Engine<'_> {
 
     /// The sequence and the tokens of a slot whose text has ended.
     fn ended(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
-        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.slots.idle_by_use().get(i).copied());
+        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.slots.idle_by_end().get(i).copied());
         let text = seq.and_then(|seq| Some((seq, self.slots.idle(seq)?)));
         text.ok_or(SlotError::Empty { slot })
     }

@@ -1,5 +1,7 @@
 //! The sequences of the forward pass: which of them run, and which keep a finished text for a prompt that begins like it.
 
+use std::cmp::Reverse;
+
 use super::Client;
 use crate::prefix_store::n_common;
 
@@ -51,15 +53,11 @@ impl Slots {
         idle.min().map(|(_, seq)| seq)
     }
 
-    /// The idle sequences, those used last first.
-    pub fn idle_by_use(&self) -> Vec<usize> {
-        let idle = self.of_seq.iter().enumerate().filter_map(|(seq, slot)| match slot {
-            Slot::Idle(_, _, last_used) => Some((*last_used, seq)),
-            Slot::Empty | Slot::Busy => None,
-        });
-        let mut idle: Vec<_> = idle.collect();
-        idle.sort_unstable();
-        idle.into_iter().rev().map(|(_, seq)| seq).collect()
+    /// The idle sequences, that of the text that ended last first.
+    pub fn idle_by_end(&self) -> Vec<usize> {
+        let mut idle: Vec<_> = self.all_idle().map(|(seq, _)| seq).collect();
+        idle.sort_unstable_by_key(|&seq| Reverse(self.since[seq]));
+        idle
     }
 
     /// The tokens of an idle sequence; `None` where it is none.
@@ -151,7 +149,7 @@ mod tests {
         assert_eq!(slots.oldest_idle(None), Some(1));
         slots.touch(1);
         assert_eq!((slots.oldest_idle(None), slots.oldest_idle(Some(2))), (Some(2), Some(1)));
-        assert_eq!(slots.idle_by_use(), [1, 2]);
+        assert_eq!(slots.idle_by_end(), [2, 1]);
         slots.clear(2);
         assert_eq!((slots.idle(2), slots.idle(1)), (None, Some(&[1, 2, 3][..])));
     }

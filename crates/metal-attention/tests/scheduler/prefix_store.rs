@@ -8,7 +8,7 @@ use metal_attention::scheduler::{CacheDisk, Client, Request, Scheduler, Schedule
 use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
 
 use crate::hybrid::{lfm2, some};
-use crate::support::{alone_in, engine, greedy, read, start, windowed};
+use crate::support::{alone_in, engine, few_windows, greedy, read, start, windowed};
 
 const MIB: u64 = 1 << 20;
 
@@ -65,6 +65,20 @@ fn more_conversations_go_on_than_the_cache_has_room_for() {
         let turns = second_turns(&model, &scheduler, &[Client::Unknown; N]);
         assert!(turns[..N - 1].iter().all(|(cached, _)| *cached == 0), "{turns:?}");
         assert_eq!(scheduler.metrics().stored, StoreUse::default());
+    }
+}
+
+#[test]
+fn idle_texts_give_their_windows_and_states_to_one_that_comes_back() {
+    for model in [windowed(40), lfm2()] {
+        let scheduler = start(&model, &few_windows(), with_ram(64 * MIB));
+        let ask = |ids: &[u32]| ask(&model, &scheduler, Client::Unknown, ids);
+        let prompt = some(1, 150);
+        let text = [&prompt[..], &ask(&prompt).1].concat();
+        for i in 2..9 {
+            ask(&some(i, 20));
+        }
+        assert_eq!(ask(&[&text[..], &[5]].concat()).0, text.len() - 1);
     }
 }
 

@@ -8,7 +8,7 @@ use metal_attention::scheduler::{Client, Replicas, Request, Scheduler, Scheduler
 use metal_attention::{EngineOptions, Model};
 
 use crate::hybrid::{lfm2, some};
-use crate::support::{Wrapped, alone_in, engine, greedy, read, start, stories, windowed};
+use crate::support::{Wrapped, alone_in, engine, few_windows, greedy, read, start, stories, windowed};
 
 /// What a future comes to.
 fn wait<T>(future: impl Future<Output = T>) -> T {
@@ -61,9 +61,46 @@ fn restored_texts_go_on_as_they_would_have() {
 }
 
 #[test]
-fn a_text_that_runs_is_saved_as_far_as_it_is_and_not_erased() {
+fn idle_texts_give_their_windows_and_states_to_a_restored_one() {
+    let engine = few_windows();
+    for model in [windowed(40), lfm2()] {
+        let new = || start(&model, &engine, SchedulerOptions { n_parallel: 1, cache_ram: 0, ..Default::default() });
+        let first = new();
+        let prompt = some(1, 150);
+        let (answer, _) = ask(&first, &prompt);
+        let saved = wait(first.save_slot(0)).unwrap();
+        let second = new();
+        for i in 2..9 {
+            ask(&second, &some(i, 20));
+        }
+        wait(second.restore_slot(Client::Unknown, saved)).unwrap();
+        assert_eq!(ask(&second, &[&prompt[..], &answer, &[5]].concat()).1, 150 + 8);
+    }
+}
+
+#[test]
+fn slots_of_ended_texts_are_in_the_order_of_their_ends() {
     let model = Model::built_in().unwrap();
-    let levers = Wrapped::new(model.forward_pass(&engine()).unwrap());
+    let engine = EngineOptions { n_seq: 4, ..engine() };
+    let scheduler = start(&model, &engine, SchedulerOptions { n_parallel: 1, ..Default::default() });
+    let (first, second) = (some(1, 150), some(2, 20));
+    ask(&scheduler, &first);
+    ask(&scheduler, &second);
+    // What shares the beginning of the first text does not make that one end later.
+    let third = [&first[..100], &some(3, 20)].concat();
+    assert_eq!(ask(&scheduler, &third).1, 100);
+    for (slot, prompt) in [third, second, first].iter().enumerate() {
+        let saved = wait(scheduler.save_slot(slot)).unwrap();
+        assert!(saved.ids().starts_with(prompt), "slot {slot}");
+    }
+}
+
+#[test]
+fn a_text_that_runs_is_saved_as_far_as_it_is_and_not_erased() {
+    let (model, other) = stories(1);
+    ask(&other, &some(2, 20));
+    let saved = wait(other.save_slot(0)).unwrap();
+    let levers = Wrapped::new(model.forward_pass(&EngineOptions { n_seq: 2, ..engine() }).unwrap());
     let gate = levers.gate.clone();
     let held = gate.lock().unwrap();
     let scheduler = Scheduler::start(Box::new(levers), Arc::new(model), SchedulerOptions::default()).unwrap();
@@ -76,9 +113,15 @@ fn a_text_that_runs_is_saved_as_far_as_it_is_and_not_erased() {
     let (mut save, mut erase) = (pin!(scheduler.save_slot(0)), pin!(scheduler.erase_slot(0)));
     let context = &mut Context::from_waker(Waker::noop());
     assert!(save.as_mut().poll(context).is_pending() && erase.as_mut().poll(context).is_pending());
+    {
+        // Nobody waits for this one.
+        let restore = pin!(scheduler.restore_slot(Client::Unknown, saved));
+        assert!(restore.poll(context).is_pending());
+    }
     drop(held);
     assert_eq!(wait(save).unwrap().ids(), prompt);
     assert!(matches!(wait(erase), Err(SlotError::Busy { slot: 0 })));
+    assert!(matches!(wait(scheduler.save_slot(1)), Err(SlotError::Empty { slot: 1 })));
     drop(events);
 }
 

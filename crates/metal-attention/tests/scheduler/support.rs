@@ -22,6 +22,11 @@ pub fn engine() -> EngineOptions {
     EngineOptions { device: Device::Cpu, n_ctx: Some(256), n_threads: Some(1), ..Default::default() }
 }
 
+/// Eight sequences, and room for the windows or the recurrent states of two.
+pub fn few_windows() -> EngineOptions {
+    EngineOptions { n_seq: 8, n_windows: Some(2), n_ubatch: Some(16), state_cache: 0, ..engine() }
+}
+
 pub fn start(model: &Model, engine: &EngineOptions, options: SchedulerOptions) -> Scheduler {
     Scheduler::start(model.forward_pass(engine).unwrap(), Arc::new(model.clone()), options).unwrap()
 }
