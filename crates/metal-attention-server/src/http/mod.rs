@@ -39,6 +39,8 @@ mod work;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tokio::task::JoinError;
+
 use app::App;
 use body::Json;
 use error::ApiError;
@@ -70,7 +72,12 @@ async fn apart<T: Send + 'static>(
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let owned = app.clone();
-    tokio::task::spawn_blocking(move || work(&owned)).await.unwrap_or_else(|error| match error.try_into_panic() {
+    joined(tokio::task::spawn_blocking(move || work(&owned)).await)
+}
+
+/// What a task came to. Its panic is the request's; the layer that catches panics makes an answer of it.
+fn joined<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T, ApiError> {
+    outcome.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => Err(ApiError::shutting_down()),
     })

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::ApiError;
 use super::peer::Peer;
+use super::{ApiError, joined};
 
 /// Pieces of small work that run at once.
 const SMALL_AT_ONCE: usize = 4;
@@ -73,14 +73,7 @@ impl Work {
             let _turn = turn;
             work()
         };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            // The panic is this request's; the layer that catches panics makes an answer of it.
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => Err(ApiError::shutting_down()),
-            },
-        }
+        joined(tokio::task::spawn_blocking(work).await)
     }
 
     async fn turn(&self, peer: Peer, weight: Weight) -> Turn {

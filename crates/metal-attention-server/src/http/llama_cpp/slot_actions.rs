@@ -7,14 +7,14 @@ use std::time::Instant;
 use axum::extract::{FromRequestParts, Path as PathParam, Query, State};
 use axum::http::request::Parts;
 use metal_attention::scheduler::{Client, SlotError};
-use metal_attention::{SessionError, SessionFile, SnapshotError};
+use metal_attention::{ForwardError, SessionError, SessionFile, SnapshotError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::ErrorBody;
 use crate::http::body::{FromJson, Object, OptionalJson};
 use crate::http::models::ModelLease;
-use crate::http::{ApiError, App, apart};
+use crate::http::{ApiError, App, apart, joined};
 
 /// Most bytes of a file's name.
 const MAX_NAME: usize = 128;
@@ -130,7 +130,7 @@ pub struct RestoreTimings {
         (status = 403, description = "Clients may not change models", body = ErrorBody),
         (status = 404, description = "There is no such file", body = ErrorBody),
         (status = 501, description = "The server has no folder for slots", body = ErrorBody),
-        (status = 503, description = "Texts that run leave no room, or one runs in the slot", body = ErrorBody)))]
+        (status = 503, description = "Texts that run, or memory, leave no room, or one runs in the slot", body = ErrorBody)))]
 pub async fn slot_action(
     State(app): State<App>,
     client: Client,
@@ -166,17 +166,17 @@ async fn save(
     filename: &str,
 ) -> Result<SlotAction, ApiError> {
     let start = Instant::now();
-    // A copy may be as large as the KV cache: there is one at a time, until it is written, whoever waits for that.
-    let turn = Arc::clone(&app.slot_copy).lock_owned().await;
-    let text = model.scheduler.save_slot(id_slot).await?;
-    let (path, lease) = (folder.join(filename), model.clone());
-    let write = move |_: &App| {
-        let _turn = turn;
-        check_file(&path)?;
-        let n_written = SessionFile::write_copy(&path, lease.model(), &text)?;
-        Ok((text.ids().len(), n_written))
+    let (path, lease, owned) = (folder.join(filename), model.clone(), app.clone());
+    let save = async move {
+        let text = lease.scheduler.save_slot(id_slot).await?;
+        let write = move |_: &App| {
+            check_file(&path)?;
+            let n_written = SessionFile::write_copy(&path, lease.model(), &text)?;
+            Ok((text.ids().len(), n_written))
+        };
+        apart(&owned, write).await
     };
-    let (n_saved, n_written) = apart(app, write).await?;
+    let (n_saved, n_written) = one_at_a_time(app, save).await?;
     let timings = SaveTimings { save_ms: milliseconds(start) };
     Ok(SlotAction::Saved { id_slot, filename: filename.to_owned(), n_saved, n_written, timings })
 }
@@ -190,19 +190,38 @@ async fn restore(
     filename: &str,
 ) -> Result<SlotAction, ApiError> {
     let start = Instant::now();
-    let turn = Arc::clone(&app.slot_copy).lock_owned().await;
-    let (path, lease) = (folder.join(filename), model.clone());
-    let read = move |_: &App| {
-        check_file(&path)?;
-        let file = SessionFile::open(&path)?;
-        let n_read = file.bytes();
-        Ok((file.read(lease.model(), lease.scheduler.cache_capacity())?, n_read, turn))
+    let (path, lease, owned) = (folder.join(filename), model.clone(), app.clone());
+    let restore = async move {
+        let model = lease.clone();
+        let read = move |_: &App| {
+            check_file(&path)?;
+            let file = SessionFile::open(&path)?;
+            let n_read = file.bytes();
+            Ok((file.read(model.model(), model.scheduler.cache_capacity())?, n_read))
+        };
+        let (text, n_read) = apart(&owned, read).await?;
+        let n_restored = text.ids().len();
+        lease.scheduler.restore_slot(id_slot, client, text).await?;
+        Ok((n_restored, n_read))
     };
-    let (text, n_read, _turn) = apart(app, read).await?;
-    let n_restored = text.ids().len();
-    model.scheduler.restore_slot(id_slot, client, text).await?;
+    let (n_restored, n_read) = one_at_a_time(app, restore).await?;
     let timings = RestoreTimings { restore_ms: milliseconds(start) };
     Ok(SlotAction::Restored { id_slot, filename: filename.to_owned(), n_restored, n_read, timings })
+}
+
+/// Does what has a copy of a text in memory, which may be as large as the KV cache: one at a time, and to its end also where the
+/// client goes away.
+async fn one_at_a_time<T: Send + 'static>(
+    app: &App,
+    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    let turn = Arc::clone(&app.slot_copy).lock_owned().await;
+    let work = async move {
+        let done = work.await;
+        drop(turn);
+        done
+    };
+    joined(tokio::spawn(work).await)
 }
 
 fn milliseconds(start: Instant) -> f64 {
@@ -243,6 +262,9 @@ impl From<SlotError> for ApiError {
             SlotError::Busy { .. } => Self::unavailable("slot_busy", message),
             SlotError::NoRoom { .. } => Self::unavailable("no_room", message),
             SlotError::Snapshot(SnapshotError::OtherLayout { .. }) => Self::field("filename", message),
+            SlotError::Snapshot(SnapshotError::Forward(ForwardError::OutOfMemory { .. })) => {
+                Self::unavailable("no_room", message)
+            }
             SlotError::Snapshot(_) => Self::internal(message),
             SlotError::Submit(error) => error.into(),
         }
@@ -258,6 +280,7 @@ impl From<SessionError> for ApiError {
                     .with_param("filename")
             }
             SessionError::Read(_) | SessionError::Write(_) => Self::internal(message),
+            SessionError::Snapshot(SnapshotError::Forward(_)) => Self::unavailable("no_room", message),
             // The file is no session, or one of another model or KV cache.
             _ => Self::field("filename", message),
         }
@@ -267,6 +290,15 @@ impl From<SessionError> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lack_of_memory_is_no_fault_of_the_client() {
+        let no_memory = || SnapshotError::Forward(ForwardError::OutOfMemory { what: "a copy", bytes: 1 << 40 });
+        assert_eq!(ApiError::from(SessionError::from(no_memory())).status(), 503);
+        assert_eq!(ApiError::from(SlotError::from(no_memory())).status(), 503);
+        let damaged = SnapshotError::Damaged { why: "it lacks pages" };
+        assert_eq!(ApiError::from(SessionError::from(damaged)).status(), 400);
+    }
 
     #[test]
     fn names_lead_nowhere_else() {
