@@ -34,9 +34,10 @@ impl ContextRoom {
         self.n_ctx - self.n_answer
     }
 
-    /// Turns are dropped until their tokens are a multiple of this.
-    fn step(self) -> usize {
-        (self.n_ctx / SHARE).max(1)
+    /// Tokens to drop of a prompt of `n_tokens`: those that there is no room for, rounded up to a step.
+    pub fn n_to_drop(self, n_tokens: usize) -> usize {
+        let step = (self.n_ctx / SHARE).max(1);
+        n_tokens.saturating_sub(self.prompt()).next_multiple_of(step)
     }
 }
 
@@ -76,7 +77,7 @@ pub fn fit_context<'m, P, E>(
     let (mut prompt, n_whole) = render(messages)?;
     let (mut kept, mut n_tokens) = (Cow::Borrowed(messages), n_whole);
     let mut turns = OldTurns::new(messages, tokenizer);
-    let mut goal = n_whole.saturating_sub(room.prompt()).next_multiple_of(room.step());
+    let mut goal = room.n_to_drop(n_whole);
     while n_tokens > room.prompt() && turns.drop_oldest() {
         while turns.n_tokens < goal && turns.drop_oldest() {}
         kept = Cow::Owned(turns.kept());

@@ -112,11 +112,19 @@ fn a_context_goes_on() {
     let second = ok(&server.post("/api/generate", &request(json!({"context": context}))));
     // The second prompt has none.
     assert_eq!(second["prompt_eval_count"], context.len() as u64 + prompt - 1);
-    // What has no room is left out: the context has 512 tokens, of which the answer has 8.
+    // What has no room is left out, in steps of 128 tokens: the context has 512 tokens, of which the answer has 8.
     let long = vec![json!(403); 600];
     let answer = server.post("/api/generate", &request(json!({"context": long})));
     assert_eq!(header(&answer, "x-truncated"), Some("context"));
-    assert_eq!(ok(&answer)["prompt_eval_count"], 512 - 8);
+    let cut = ok(&answer);
+    assert_eq!(cut["prompt_eval_count"], 600 - 128 + prompt);
+    assert_eq!(cut["context"][0], 1);
+    // So that a longer one begins alike.
+    let evaluated = server.metric("prompt_tokens_total");
+    let longer = vec![json!(403); 604];
+    let answer = ok(&server.post("/api/generate", &request(json!({"context": longer}))));
+    assert_eq!(answer["prompt_eval_count"], 604 - 128 + prompt);
+    assert_eq!(server.metric("prompt_tokens_total") - evaluated, (4 + prompt - 1) as f64);
     let (status, error) = refused(&server.post("/api/generate", &request(json!({"context": long, "truncate": false}))));
     assert!(status == 400 && error.contains("512"), "{error}");
 }

@@ -12,7 +12,7 @@ use super::conversation::{SentMessage, conversation};
 use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
-use crate::http::job::chat::{ChatJob, Overflow, PromptEnd};
+use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::form::AskedForm;
 use crate::http::job::generation::Generation;
 use crate::http::job::sampling::SamplingFields;
@@ -279,7 +279,7 @@ impl FromJson for MessagesRequest {
             thinking: fields.thinking(),
             end: PromptEnd::after(&messages),
             generation,
-            overflow: Overflow::AsConfigured,
+            context_shift: None,
             messages_field: "messages",
             notes,
             messages,

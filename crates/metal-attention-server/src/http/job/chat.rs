@@ -35,8 +35,9 @@ pub struct ChatJob {
     pub end: PromptEnd,
     /// How the text is generated.
     pub generation: Generation,
-    /// What becomes of a conversation that the context has no room for.
-    pub overflow: Overflow,
+    /// Whether the oldest turns of a conversation that the context has no room for are dropped; else it is refused. `None`: as the
+    /// model and the server are set up (`--context-shift`).
+    pub context_shift: Option<bool>,
     /// How the dialect calls the conversation, for errors.
     pub messages_field: &'static str,
     /// What the response headers say of how the request was read.
@@ -62,29 +63,6 @@ impl PromptEnd {
     }
 }
 
-/// What becomes of a conversation that the context has no room for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Overflow {
-    /// As the server is set up (`--context-shift`): it is refused, or its oldest turns are dropped.
-    #[default]
-    AsConfigured,
-    /// Its oldest turns are dropped.
-    DropTurns,
-    /// It is refused.
-    Refuse,
-}
-
-impl Overflow {
-    /// Whether the oldest turns are dropped.
-    pub fn drops_turns(self, app: &App, model: &ModelLease) -> bool {
-        match self {
-            Self::AsConfigured => model.defaults().context_shift.unwrap_or(app.options.context_shift),
-            Self::DropTurns => true,
-            Self::Refuse => false,
-        }
-    }
-}
-
 /// The answers to a [`ChatJob`] as they are generated.
 pub struct Chat {
     /// The scheduler's events of each text.
@@ -105,6 +83,11 @@ struct Prepared {
 }
 
 impl ChatJob {
+    /// Whether the oldest turns of a conversation that the context has no room for are dropped.
+    pub fn drops_turns(&self, app: &App, model: &ModelLease) -> bool {
+        self.context_shift.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
+    }
+
     /// The token ids of the prompt. Templates and tokens take time: not to be called on a thread that serves others.
     pub fn prompt(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
         Ok(self.prepare(model, &[], false, &mut Notes::default())?.ids)
@@ -150,18 +133,14 @@ impl ChatJob {
         } else {
             render(&messages)?.0
         };
-        let ids = if before.is_empty() {
-            ids
-        } else {
-            let own = without_bos(model, &ids);
-            let most = if fits { room.prompt().saturating_sub(own.len()) } else { before.len() };
-            let kept = &before[before.len().saturating_sub(most)..];
-            if kept.len() < before.len() {
-                notes.truncated("context");
-            }
-            if kept.is_empty() { ids } else { [kept, own].concat() }
-        };
-        Ok(Prepared { continuation, ids: ids.into(), wish })
+        let (old, own) = (without_bos(model, before), without_bos(model, &ids));
+        let n_cut = if fits { room.n_to_drop(old.len() + ids.len()).min(old.len()) } else { 0 };
+        if n_cut > 0 {
+            notes.truncated("context");
+        }
+        // Also what is left of an earlier conversation begins with the token that begins a text, where the model has one.
+        let bos = &ids[..ids.len() - own.len()];
+        Ok(Prepared { continuation, ids: [bos, &old[n_cut..], own].concat().into(), wish })
     }
 
     /// Submits the job's texts. Templates and tokens take time: not to be called on a thread that serves others.
@@ -184,7 +163,7 @@ impl ChatJob {
             return Err(ApiError::field("tool_choice", message));
         }
         let mut notes = self.notes.clone();
-        let fits = self.overflow.drops_turns(app, model);
+        let fits = self.drops_turns(app, model);
         let Prepared { continuation, ids, wish } = self.prepare(model, before, fits, &mut notes)?;
         let stop = self.generation.stop(model, model.template.stop_strings());
         // An answer in a form of its own has no calls.

@@ -10,7 +10,6 @@ use utoipa::ToSchema;
 use super::options::Options;
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::job::chat::Overflow;
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::thinking::ThinkingRequest;
 use crate::http::models::{KeepAlive, ModelLease};
@@ -161,8 +160,8 @@ impl OllamaFields {
         Ok(())
     }
 
-    /// What becomes of a conversation that the context has no room for.
-    pub fn overflow(&self) -> Overflow {
-        if self.truncate.unwrap_or(true) { Overflow::DropTurns } else { Overflow::Refuse }
+    /// Whether the oldest turns of a conversation that the context has no room for are dropped.
+    pub fn context_shift(&self) -> Option<bool> {
+        Some(self.truncate.unwrap_or(true))
     }
 }

@@ -99,7 +99,7 @@ impl FromJson for OllamaGenerateRequest {
                     thinking: fields.thinking(),
                     end: PromptEnd::Answer,
                     generation: generation.clone(),
-                    overflow: fields.overflow(),
+                    context_shift: fields.context_shift(),
                     messages_field: "prompt",
                     notes: notes.clone(),
                 };

@@ -17,7 +17,7 @@ use super::tools::{OfferedTool, Tools};
 use super::unsupported;
 use super::writer::Wanted;
 use crate::http::body::{FromJson, Object};
-use crate::http::job::chat::{ChatJob, Overflow, PromptEnd};
+use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::limits::MAX_MESSAGES;
@@ -150,11 +150,10 @@ impl FromJson for ResponseRequest {
             thinking: thinking.request(fields.chat_template_kwargs.clone().unwrap_or_default())?,
             end: PromptEnd::Answer,
             generation,
-            overflow: match fields.truncation {
-                Some(Truncation::Auto) => Overflow::DropTurns,
-                Some(Truncation::Disabled) => Overflow::Refuse,
-                None => Overflow::AsConfigured,
-            },
+            context_shift: fields.truncation.map(|truncation| match truncation {
+                Truncation::Auto => true,
+                Truncation::Disabled => false,
+            }),
             messages_field: "input",
             notes,
         };
@@ -298,7 +297,7 @@ impl ResponseRequest {
             tools: fields.tools.clone().unwrap_or_default(),
             top_logprobs: fields.top_logprobs.unwrap_or(0),
             top_p: sampling.top_p,
-            truncation: if self.job.overflow.drops_turns(app, model) { "auto" } else { "disabled" },
+            truncation: if self.job.drops_turns(app, model) { "auto" } else { "disabled" },
             user: fields.user.clone(),
         })
     }

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object};
-use crate::http::job::chat::{ChatJob, Overflow, PromptEnd};
+use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::form::{self, FormFields};
 use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
@@ -118,7 +118,7 @@ impl FromJson for ChatRequest {
             thinking: thinking.request(own.chat_template_kwargs.unwrap_or_default())?,
             end,
             generation,
-            overflow: Overflow::AsConfigured,
+            context_shift: None,
             messages_field: "messages",
             notes,
             messages: messages(own.messages)?,
