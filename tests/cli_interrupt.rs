@@ -335,6 +335,37 @@ fn a_conversation_goes_on_after_ctrl_c() {
 }
 
 #[test]
+fn turns_are_not_dropped_for_a_message_that_is_not_answered() {
+    let (folder, path) = model(8, 1024);
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let said = [
+        message("user", &"a ".repeat(4500)),
+        message("assistant", "a"),
+        message("user", &long_text()),
+        message("assistant", "a"),
+    ];
+    let (before, after) = (folder.path().join("before.json"), folder.path().join("after.json"));
+    std::fs::write(&before, serde_json::to_string(&said).unwrap()).unwrap();
+    let (model, load) = (path.to_str().unwrap(), before.to_str().unwrap());
+    let args = ["chat", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "--load", load];
+    let mut terminal = InTerminal::start(&args);
+    terminal.wait_for("/help lists the commands");
+    terminal.wait_for("> ");
+    terminal.type_line("Hello");
+    terminal.wait_for("dropped the oldest 1 turn");
+    terminal.wait_for("left");
+    interrupt(&terminal.child);
+    terminal.wait_for("not answered");
+    terminal.wait_for("> ");
+    terminal.type_line(&format!("/save {}", after.display()));
+    terminal.wait_for("wrote ");
+    let kept: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(&after).unwrap()).unwrap();
+    assert_eq!(kept, said);
+    terminal.type_line("/exit");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn a_terminal_shows_how_far_a_prompt_is() {
     let (_folder, path) = model(8, 1024);
     let (model, text) = (path.to_str().unwrap(), long_text());

@@ -118,7 +118,7 @@ impl Session {
     /// dropped where the context has no room for them and the answer. Returns the tools that the answer calls.
     pub fn answer(&mut self) -> Result<Vec<ToolCall>, CliError> {
         let n_ctx = self.generator.forward_pass().n_ctx();
-        let (begun, ids) = self.fitted(n_ctx)?;
+        let (begun, ids, shortened) = self.fitted(n_ctx)?;
         if let Some(form) = &self.options.form {
             let rendered = (&self.template, begun.prompt.text.as_str());
             constrain(&mut self.generator, &self.grammars, form, Some(rendered))?;
@@ -141,12 +141,17 @@ impl Session {
             return Err(CliError::Interrupted);
         }
         let calls = message.tool_calls.clone();
+        // Not before there is an answer: without one nothing is dropped.
+        if let Some(shortened) = shortened {
+            self.conversation = shortened;
+        }
         self.conversation.messages.push(message);
         Ok(calls)
     }
 
-    /// The prompt, and its tokens, of the conversation without the oldest turns that the context has no room for.
-    fn fitted(&mut self, n_ctx: usize) -> Result<(Continuation, Vec<u32>), CliError> {
+    /// The prompt, and its tokens, of the conversation without the oldest turns that the context has no room for; and what is left
+    /// of the conversation, where there are any.
+    fn fitted(&self, n_ctx: usize) -> Result<(Continuation, Vec<u32>, Option<Conversation>), CliError> {
         let messages = self.conversation.with_system();
         let render = |messages: &[Message]| {
             let request = RenderRequest { messages, tools: &self.options.tools, ..Default::default() };
@@ -165,12 +170,13 @@ impl Session {
                 fitted.n_tokens
             )));
         }
-        if let Some(dropped) = fitted.dropped {
+        let shortened = fitted.dropped.map(|dropped| {
             let (turns, tokens) = (units::count(dropped.n_turns, "turn"), units::count(dropped.n_tokens, "token"));
             note(&format!("the context of {n_ctx} tokens is full: dropped the oldest {turns}, {tokens}"));
-            self.conversation = Conversation::from_messages(fitted.messages.into_owned());
-        }
-        Ok(fitted.prompt)
+            Conversation::from_messages(fitted.messages.into_owned())
+        });
+        let (begun, ids) = fitted.prompt;
+        Ok((begun, ids, shortened))
     }
 
     /// Evaluates what is new of the conversation, but for the part that the first token of the answer takes along; the
