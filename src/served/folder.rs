@@ -146,7 +146,9 @@ mod tests {
     fn each_part_counts_for_the_version_of_a_model() {
         let folder = tempfile::tempdir().unwrap();
         let files = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|name| folder.path().join(name));
-        files.iter().for_each(|file| std::fs::write(file, "a").unwrap());
+        for file in &files {
+            std::fs::write(file, "a").unwrap();
+        }
         let before = version(&files);
         assert_eq!(version(&files), before);
         std::fs::write(&files[1], "ab").unwrap();

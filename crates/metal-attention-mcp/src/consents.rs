@@ -113,13 +113,11 @@ impl Consents {
             *of_server = KeptServer { target, tools: Vec::new() };
         }
         of_server.tools.push(tool.to_owned());
-        match &self.path {
-            Some(path) => write(path, &changed).map_err(|source| ConsentError::Write { path: path.clone(), source }),
-            None => {
-                *kept = changed;
-                Ok(())
-            }
+        if let Some(path) = &self.path {
+            return write(path, &changed).map_err(|source| ConsentError::Write { path: path.clone(), source });
         }
+        *kept = changed;
+        Ok(())
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {

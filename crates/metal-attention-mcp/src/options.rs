@@ -81,9 +81,9 @@ impl ServerOptions {
             Transport::Stdio { env, cwd, .. } if cwd.is_some() || !env.is_empty() => {
                 let cwd = cwd.as_ref().map(|cwd| cwd.to_string_lossy());
                 let hash = Sha256::digest(json!([cwd, env]).to_string());
-                let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+                let hash = hash.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
                 // No target has two spaces in a row but between quotes.
-                format!("{target}  cwd and env: sha256 {hex}")
+                format!("{target}  cwd and env: sha256 {hash}")
             }
             Transport::Stdio { .. } | Transport::Http { .. } => target,
         }

@@ -292,7 +292,7 @@ impl PrefixStore {
         let Text { snapshot, blocks, .. } = &mut self.texts[i];
         match blocks {
             Blocks::Ram(blocks) => {
-                snapshot.restore_first(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?
+                snapshot.restore_first(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?;
             }
             Blocks::Disk(file) => {
                 file.rewind().map_err(SnapshotError::Read)?;
@@ -359,7 +359,7 @@ mod tests {
             let stored = store.find(&mut *pass, Client::Unknown, &ids);
             assert_eq!(stored.map_or(0, |stored| stored.n), n);
             let Some(stored) = stored.filter(|stored| stored.n < 300) else { continue };
-            assert!(store.restore(&mut *pass, 1, stored));
+            assert!(store.restore(&mut *pass, 1, stored).unwrap());
             assert_eq!(pass.forward(&batch(1, n)).unwrap().as_slice(), want);
         }
     }

@@ -99,7 +99,7 @@ impl FromJson for OllamaChatRequest {
             thinking: fields.thinking(),
             end: PromptEnd::after(&messages),
             generation: fields.generation()?,
-            context_shift: fields.context_shift(),
+            context_shift: Some(fields.context_shift()),
             messages_field: "messages",
             notes: fields.notes.clone(),
             messages,

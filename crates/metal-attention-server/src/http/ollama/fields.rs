@@ -161,7 +161,7 @@ impl OllamaFields {
     }
 
     /// Whether the oldest turns of a conversation that the context has no room for are dropped.
-    pub fn context_shift(&self) -> Option<bool> {
-        Some(self.truncate.unwrap_or(true))
+    pub fn context_shift(&self) -> bool {
+        self.truncate.unwrap_or(true)
     }
 }

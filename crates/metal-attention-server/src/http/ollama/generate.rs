@@ -99,7 +99,7 @@ impl FromJson for OllamaGenerateRequest {
                     thinking: fields.thinking(),
                     end: PromptEnd::Answer,
                     generation: generation.clone(),
-                    context_shift: fields.context_shift(),
+                    context_shift: Some(fields.context_shift()),
                     messages_field: "prompt",
                     notes: notes.clone(),
                 };
