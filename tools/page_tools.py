@@ -110,7 +110,7 @@ def check_consent(t, shots):
     t.until(CONSENT, "the question for consent")
     t.page.shot(shots, "tools-consent")
     shown = t.run(f"{CONSENT}.textContent")
-    assert "Call echo of the server notes?" in shown and "<b>\\u{202e}\\n" in shown and shown.count("long") == 500, shown
+    assert "Call echo of the server notes?" in shown and "<b>\\u202e\\n" in shown and shown.count("long") == 500, shown
     assert t.run(f"document.activeElement == {CONSENT}"), "the question has the focus, and none of its buttons"
     for key in ("Enter", " "):
         t.page.key(key)
