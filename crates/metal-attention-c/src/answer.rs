@@ -7,7 +7,7 @@ use metal_attention_chat::{AnswerEvent, Message, ToolCallParser};
 use metal_attention_grammar::Conversation;
 
 use crate::chat::Chat;
-use crate::pointers::{Out, fill, reference};
+use crate::pointers::{Out, fill, free, reference};
 use crate::status::{Failure, Status, call};
 
 /// The answer to a conversation, which the library takes apart into thoughts, text and tool calls while it is generated: as the
@@ -116,12 +116,6 @@ pub unsafe extern "C" fn ma_answer_message(
 /// `answer` is null or comes from ma_answer_new, and is not used after this by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_answer_free(answer: *mut Answer) {
-    if !answer.is_null() {
-        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
-        let answer = unsafe { Box::from_raw(answer) };
-        call(|| {
-            drop(answer);
-            Ok(())
-        });
-    }
+    // SAFETY: as the caller promises.
+    unsafe { free(answer) }
 }

@@ -11,7 +11,7 @@ use metal_attention::scheduler::{Event, Events, FinishReason, Scheduler, Schedul
 use crate::context::ContextOptions;
 use crate::generate::{GenerateOptions, Generation, MA_NO_TOKEN, OnToken, Request, StopReason};
 use crate::model::Model;
-use crate::pointers::{Out, reference, values};
+use crate::pointers::{Out, free, reference, values};
 use crate::sampling::SamplingOptions;
 use crate::status::{Failure, Status, c_string, call};
 
@@ -273,14 +273,8 @@ pub unsafe extern "C" fn ma_batch_cancel(batch: *const Batch) {
 /// `batch` is null or comes from ma_batch_new; no call uses it, now or after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_batch_free(batch: *mut Batch) {
-    if !batch.is_null() {
-        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
-        let batch = unsafe { Box::from_raw(batch) };
-        call(|| {
-            drop(batch);
-            Ok(())
-        });
-    }
+    // SAFETY: as the caller promises.
+    unsafe { free(batch) }
 }
 
 /// What is behind a lock is replaced as a whole: a panic elsewhere leaves it as it was.

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::model::{MA_NUL_TERMINATED, Model};
-use crate::pointers::{Out, check_struct, fill, reference, text};
+use crate::pointers::{Out, check_struct, fill, free, reference, text};
 use crate::status::{Failure, Status, call};
 
 /// A conversation as the model's chat template has rendered it. Any number of threads may use one at once.
@@ -139,14 +139,8 @@ impl From<TemplateError> for Failure {
 /// `chat` is null or comes from ma_chat_new, and is not used after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_chat_free(chat: *mut Chat) {
-    if !chat.is_null() {
-        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
-        let chat = unsafe { Box::from_raw(chat) };
-        call(|| {
-            drop(chat);
-            Ok(())
-        });
-    }
+    // SAFETY: as the caller promises.
+    unsafe { free(chat) }
 }
 
 /// Writes the text of the prompt to `text`, without a NUL behind it, and its bytes to `length`.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use metal_attention::{Device, EngineOptions, Generator, Watch};
 
 use crate::model::{MA_NUL_TERMINATED, Model};
-use crate::pointers::{Out, check_struct, options, reference, text};
+use crate::pointers::{Out, check_struct, free, options, reference, text};
 use crate::status::{Failure, Status, call};
 
 /// A model that is set up to run, with room for one text at a time. Threads take turns: a call while another one runs is
@@ -140,14 +140,8 @@ pub unsafe extern "C" fn ma_context_new(
 /// `context` is null or comes from ma_context_new; no call uses it, now or after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_context_free(context: *mut Context) {
-    if !context.is_null() {
-        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
-        let context = unsafe { Box::from_raw(context) };
-        call(|| {
-            drop(context);
-            Ok(())
-        });
-    }
+    // SAFETY: as the caller promises.
+    unsafe { free(context) }
 }
 
 /// Tokens that a text has room for, its prompt included; 0 for a null pointer, and while another call runs.

@@ -8,7 +8,7 @@ use metal_attention_grammar::{Conversation, ConversationError, Form};
 
 use crate::chat::{Chat, json};
 use crate::model::{MA_NUL_TERMINATED, Model};
-use crate::pointers::{Out, fill, reference, text};
+use crate::pointers::{Out, fill, free, reference, text};
 use crate::status::{Failure, Status, call};
 
 /// A grammar that texts follow, each from its beginning: the member `grammar` of ma_generate_options. Any number of texts may follow
@@ -142,12 +142,6 @@ pub unsafe extern "C" fn ma_grammar_left_out(
 /// `grammar` is null or comes from ma_grammar_new, and is not used after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_grammar_free(grammar: *mut Grammar) {
-    if !grammar.is_null() {
-        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
-        let grammar = unsafe { Box::from_raw(grammar) };
-        call(|| {
-            drop(grammar);
-            Ok(())
-        });
-    }
+    // SAFETY: as the caller promises.
+    unsafe { free(grammar) }
 }

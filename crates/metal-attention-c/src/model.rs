@@ -8,7 +8,7 @@ use metal_attention::tokenizer::EncodeOptions;
 use metal_attention_chat::ChatTemplate;
 use metal_attention_grammar::Grammars;
 
-use crate::pointers::{Out, fill, reference, text, values};
+use crate::pointers::{Out, fill, free, reference, text, values};
 use crate::status::{Failure, Status, call};
 
 /// In the place of a text's length: it ends with a NUL.
@@ -75,14 +75,8 @@ pub unsafe extern "C" fn ma_model_built_in(model: *mut *mut Model) -> Status {
 /// `model` is null or comes from ma_model_open or ma_model_built_in, and is not used after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ma_model_free(model: *mut Model) {
-    if !model.is_null() {
-        // SAFETY: it comes from `Box::into_raw`, and nobody has it any more.
-        let model = unsafe { Box::from_raw(model) };
-        call(|| {
-            drop(model);
-            Ok(())
-        });
-    }
+    // SAFETY: as the caller promises.
+    unsafe { free(model) }
 }
 
 /// Size of the vocabulary; 0 for a null pointer.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 use std::ptr::NonNull;
 
 use crate::MA_NUL_TERMINATED;
-use crate::status::{Failure, Status};
+use crate::status::{Failure, Status, call};
 
 /// What `pointer` leads to; an error where it is null.
 ///
@@ -28,6 +28,21 @@ impl<T> Out<T> {
     pub fn set(&self, value: T) {
         // SAFETY: there is room for it, as `new` was promised. What was there, if anything, is plain data.
         unsafe { self.0.write(value) }
+    }
+}
+
+/// Drops what [`Box::into_raw`] gave. Null is nothing to drop.
+///
+/// # Safety
+/// A pointer that is not null comes from `Box::into_raw`, and nothing uses it after this.
+pub unsafe fn free<T>(pointer: *mut T) {
+    if !pointer.is_null() {
+        // SAFETY: it is a box's, as the caller says.
+        let value = unsafe { Box::from_raw(pointer) };
+        call(|| {
+            drop(value);
+            Ok(())
+        });
     }
 }
 
@@ -78,7 +93,7 @@ pub unsafe fn text<'a>(pointer: *const c_char, length: usize, name: &str) -> Res
 /// # Safety
 /// A pointer that is not null leads to `n` pointers, each of which is null or leads to a NUL at last.
 pub unsafe fn texts(pointer: *const *const c_char, n: usize, name: &str) -> Result<Vec<String>, Failure> {
-    // SAFETY: there are so many, as the caller says.
+    // SAFETY: there are `n`, as the caller says.
     let pointers = unsafe { values(pointer, n, name) }?;
     // SAFETY: each ends with a NUL, as the caller says.
     let owned = |&each: &*const c_char| Ok(unsafe { text(each, MA_NUL_TERMINATED, name) }?.to_owned());
