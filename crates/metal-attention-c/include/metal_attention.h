@@ -197,7 +197,7 @@ typedef struct {
   const uint32_t *stop_ids;
   // How many.
   size_t n_stop_ids;
-  // Choose no token that ends the text before there are so many others.
+  // The least number of tokens before one that ends the text may be chosen.
   size_t min_tokens;
   // Not 0: never choose a token with which the vocabulary ends a text.
   int32_t ignore_eos;

@@ -34,7 +34,7 @@ pub struct GenerateOptions {
     pub stop_ids: *const u32,
     /// How many.
     pub n_stop_ids: usize,
-    /// Choose no token that ends the text before there are so many others.
+    /// The least number of tokens before one that ends the text may be chosen.
     pub min_tokens: usize,
     /// Not 0: never choose a token with which the vocabulary ends a text.
     pub ignore_eos: i32,
@@ -62,7 +62,7 @@ impl GenerateOptions {
     }
 
     /// # Safety
-    /// `stop` is null or leads to so many strings, each of which is null or ends with a NUL; `stop_ids` is null or leads to so many.
+    /// `stop` is null or leads to `n_stop` strings, each of which is null or ends with a NUL; `stop_ids` is null or leads to `n_stop_ids` ids.
     unsafe fn options(&self) -> Result<metal_attention::GenerateOptions, Failure> {
         // SAFETY: there are so many.
         let stop_ids = unsafe { values(self.stop_ids, self.n_stop_ids, "stop_ids") }?;

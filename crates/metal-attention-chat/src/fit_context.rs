@@ -13,7 +13,7 @@ use metal_attention_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::{Message, Role};
 
-/// The least share of the context that a drop frees, and the most of it that an answer is given: one in so many.
+/// A drop frees at least `1 / SHARE` of the context, and an answer is given at most that.
 const SHARE: usize = 4;
 
 /// How the context is shared out between a prompt and the answer to it.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Copies take one part in so many of the time that passes.
+/// Copies take `1 / SHARE` of the time that passes.
 const SHARE: u32 = 16;
 
 /// Most time of a copy: the sequences that run wait for its end.

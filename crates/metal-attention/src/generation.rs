@@ -16,7 +16,7 @@ pub struct GenerateOptions {
     pub stop_ids: Vec<u32>,
     /// Never choose a token with which the vocabulary ends a text.
     pub ignore_eos: bool,
-    /// Choose no token that ends the text before there are so many others.
+    /// The least number of tokens before one that ends the text may be chosen.
     pub min_tokens: usize,
 }
 

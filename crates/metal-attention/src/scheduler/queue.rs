@@ -199,7 +199,7 @@ impl Shared {
             n_failed += 1;
             let _ = request.answer.send(Err(why()));
         }
-        // Those who wait for them hear that nobody will answer.
+        // Their callers get an error.
         queue.slot_commands.clear();
         drop(queue);
         self.metrics().requests.failed += n_failed;

@@ -39,7 +39,7 @@ pub struct Request {
     pub stop_ids: Arc<[u32]>,
     /// Never choose a token with which the vocabulary ends a text.
     pub ignore_eos: bool,
-    /// Choose no token that ends the text before there are so many others.
+    /// The least number of tokens before one that ends the text may be chosen.
     pub min_tokens: usize,
     /// The text ends at the first line break after this time since its first token: a completion in an editor that takes too
     /// long is of use up to a line's end.

@@ -58,7 +58,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the text besides those of the vocabulary; they are not part of it."""
     min_tokens: int = 0
-    """Choose no token that ends the text before there are so many others."""
+    """The least number of tokens before one that ends the text may be chosen."""
     ignore_eos: bool = False
     """Never choose a token that ends the text."""
     logprobs: int | None = None
