@@ -24,7 +24,7 @@ fn main() {
     let Some(mut criterion) = support::criterion() else { return };
     let folder = tempfile::tempdir().expect("there is room for temporary files");
     let model = support::synthetic_model(folder.path(), &["smollm-135m", "--type", "q4_0"]);
-    for device in [Device::Cpu, Device::Gpu] {
+    for device in [Device::Cpu, Device::Wgpu] {
         match pass(&model, &device) {
             Ok(mut pass) => {
                 prefill(&mut criterion, &device, &mut *pass);

@@ -21,7 +21,7 @@ fn main() {
     let folder = tempfile::tempdir().expect("there is room for temporary files");
     cpu_products(&mut criterion, folder.path());
     cpu_attention(&mut criterion, folder.path());
-    #[cfg(feature = "gpu")]
+    #[cfg(feature = "wgpu")]
     gpu::all(&mut criterion, folder.path());
     criterion.final_summary();
 }
@@ -102,7 +102,7 @@ fn cpu_attention(criterion: &mut Criterion, folder: &Path) {
     });
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 mod gpu {
     use std::time::{Duration, Instant};
 
@@ -113,7 +113,7 @@ mod gpu {
     };
     use metal_attention::kernels::wgpu::ComputePassDescriptor;
     use metal_attention::kernels::{
-        Arena, BatchBuffer, Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions, StepSize, batch_words,
+        Arena, BatchBuffer, Dispatch, StepSize, WgpuDevice, WgpuError, WgpuMatrix, WgpuOptions, batch_words,
     };
     use metal_attention_model::{CacheType, PAGE, Rope, RopeLayout};
 
@@ -123,7 +123,7 @@ mod gpu {
     const CHUNK: u64 = 64;
 
     pub fn all(criterion: &mut Criterion, folder: &Path) {
-        let gpu = match GpuDevice::open(&GpuOptions::default()) {
+        let gpu = match WgpuDevice::open(&WgpuOptions::default()) {
             Ok(gpu) => gpu,
             Err(why) => return eprintln!("GPU kernels are left out: {why}"),
         };
@@ -137,7 +137,7 @@ mod gpu {
     }
 
     /// `times` repetitions of `dispatches`, queued without a wait in between.
-    fn time(gpu: &GpuDevice, dispatches: &[Dispatch], size: StepSize, times: u64) -> Duration {
+    fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], size: StepSize, times: u64) -> Duration {
         let start = Instant::now();
         let mut left = times;
         let mut submission = None;
@@ -156,10 +156,10 @@ mod gpu {
         start.elapsed()
     }
 
-    fn products(criterion: &mut Criterion, gpu: &GpuDevice, ty: &str, weights: &Tensor) -> Result<(), GpuError> {
+    fn products(criterion: &mut Criterion, gpu: &WgpuDevice, ty: &str, weights: &Tensor) -> Result<(), WgpuError> {
         let (n_in, n_out) = (weights.shape()[0], weights.shape()[1]);
         let n_most = if gpu.summary().is_software() { 32 } else { 512 };
-        let matrix = GpuMatrix::concat(gpu, "w", &[weights], &mut Arena::default())?;
+        let matrix = WgpuMatrix::concat(gpu, "w", &[weights], &mut Arena::default())?;
         let x = gpu.upload("x", &vec![0.5f32; n_in * n_most])?;
         let y = gpu.buffer("y", (4 * n_out * n_most) as u64)?;
         let options = MatvecOptions::default();
@@ -185,7 +185,7 @@ mod gpu {
     }
 
     /// Attention with the heads of Llama-3.2-1B.
-    fn attention(criterion: &mut Criterion, gpu: &GpuDevice) -> Result<(), GpuError> {
+    fn attention(criterion: &mut Criterion, gpu: &WgpuDevice) -> Result<(), WgpuError> {
         let shape = AttentionShape {
             n_head: 32,
             n_head_kv: 8,

@@ -26,7 +26,7 @@ fn main() {
     let folder = tempfile::tempdir().expect("there is room for temporary files");
     let built_in = Model::built_in().expect("the built-in model loads");
     let smollm = support::synthetic_model(folder.path(), &["smollm-135m", "--type", "q4_0"]);
-    for device in [Device::Cpu, Device::Gpu] {
+    for device in [Device::Cpu, Device::Wgpu] {
         for (name, model) in [("built-in", &built_in), ("smollm-135m", &smollm)] {
             bench(&mut criterion, name, model, &device);
         }

@@ -5,8 +5,8 @@ use std::io;
 #[cfg(feature = "cuda")]
 use metal_attention::CudaError;
 use metal_attention::gguf::GgufError;
-#[cfg(feature = "gpu")]
-use metal_attention::kernels::GpuError;
+#[cfg(feature = "wgpu")]
+use metal_attention::kernels::WgpuError;
 use metal_attention::{CpuError, Error, ForwardError, RerankError};
 use metal_attention_hub::{HubError, ModelName, known_model};
 
@@ -132,8 +132,8 @@ fn engine_exit_code(error: &Error) -> u8 {
         | Error::Cpu(CpuError::Model(_)) => 3,
         #[cfg(feature = "cuda")]
         Error::Cuda(error) => cuda_exit_code(error),
-        #[cfg(feature = "gpu")]
-        Error::Gpu(error) => gpu_exit_code(error),
+        #[cfg(feature = "wgpu")]
+        Error::Wgpu(error) => wgpu_exit_code(error),
         Error::DeviceUnavailable { .. } | Error::Forward(ForwardError::Device { .. }) => 4,
         Error::Cpu(CpuError::OutOfMemory { .. }) | Error::Forward(ForwardError::OutOfMemory { .. }) => 5,
         _ => 1,
@@ -165,11 +165,11 @@ fn cuda_exit_code(error: &CudaError) -> u8 {
     }
 }
 
-#[cfg(feature = "gpu")]
-fn gpu_exit_code(error: &GpuError) -> u8 {
+#[cfg(feature = "wgpu")]
+fn wgpu_exit_code(error: &WgpuError) -> u8 {
     match error {
-        GpuError::Option { .. } => 2,
-        GpuError::OutOfMemory { .. } | GpuError::TooLarge { .. } | GpuError::ModelTooLarge { .. } => 5,
+        WgpuError::Option { .. } => 2,
+        WgpuError::OutOfMemory { .. } | WgpuError::TooLarge { .. } | WgpuError::ModelTooLarge { .. } => 5,
         _ => 4,
     }
 }

@@ -11,14 +11,14 @@ pub const CTX_SIZE_ELSEWHERE: [&str; 4] = ["n-ctx", "num-ctx", "context-size", "
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
-    /// cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
+    /// The device of the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
+    /// cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 
-    /// The same as --device gpu
-    #[arg(long, conflicts_with = "device")]
-    gpu: bool,
+    /// The same as --device wgpu
+    #[arg(long, visible_alias = "gpu", conflicts_with = "device")]
+    wgpu: bool,
 
     #[command(flatten)]
     setup: SetupArgs,
@@ -27,7 +27,7 @@ pub struct EngineArgs {
 impl EngineArgs {
     /// These flags for `model`.
     pub fn options(&self, model: &Model) -> EngineOptions {
-        let device = if self.gpu { Device::Gpu } else { self.device.clone() };
+        let device = if self.wgpu { Device::Wgpu } else { self.device.clone() };
         EngineOptions { device, ..self.setup.options(model) }
     }
 }

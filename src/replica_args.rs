@@ -15,14 +15,14 @@ const MOST_OF_A_DEVICE: usize = 64;
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Engine")]
 pub struct ReplicaArgs {
-    /// What runs the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME;
+    /// The device of the model: auto (a GPU with room for it, else the CPU), cpu, cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME;
     /// several, as in cuda:0,cuda:1, run a replica each
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceList,
 
-    /// The same as --device gpu
-    #[arg(long, conflicts_with = "device")]
-    gpu: bool,
+    /// The same as --device wgpu
+    #[arg(long, visible_alias = "gpu", conflicts_with = "device")]
+    wgpu: bool,
 
     /// Replicas of the model, each with --parallel places, a KV cache and weights of its own. They are dealt out to the
     /// devices in turn: to those of --device, with "cuda" to all that there are. On the CPU they share the threads out
@@ -48,7 +48,10 @@ impl FromStr for DeviceList {
     fn from_str(text: &str) -> Result<Self, String> {
         // A GPU's name may have a comma.
         let one = |name: &str| name.parse::<Device>().map_err(|error| error.to_string());
-        let devices = if text.starts_with("gpu:") && !text.contains(",gpu:") {
+        let named = ["gpu:", "wgpu:"];
+        let devices = if named.iter().any(|name| text.starts_with(name))
+            && !named.iter().any(|name| text.contains(&format!(",{name}")))
+        {
             vec![one(text)?]
         } else {
             text.split(',').map(|name| one(name.trim())).collect::<Result<_, _>>()?
@@ -65,7 +68,7 @@ impl ReplicaArgs {
     pub fn with(&self, n_ctx: Option<usize>, device: Option<&str>) -> Result<Self, String> {
         let device = device.map(str::parse).transpose()?;
         Ok(Self {
-            gpu: self.gpu && device.is_none(),
+            wgpu: self.wgpu && device.is_none(),
             device: device.unwrap_or_else(|| self.device.clone()),
             setup: self.setup.clone().with_n_ctx(n_ctx),
             ..*self
@@ -75,8 +78,8 @@ impl ReplicaArgs {
     /// These flags for `model`, for each of the replicas.
     pub fn options(&self, model: &Model) -> Result<Vec<EngineOptions>, CliError> {
         let setup = self.setup.options(model);
-        let list = match (self.gpu, self.device.any_cuda, self.replicas) {
-            (true, _, _) => vec![Device::Gpu],
+        let list = match (self.wgpu, self.device.any_cuda, self.replicas) {
+            (true, _, _) => vec![Device::Wgpu],
             (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_cards)?,
             (false, _, _) => self.device.devices.clone(),
         };
@@ -187,6 +190,8 @@ mod tests {
         assert_eq!(options(&four), of(&["cuda", "cuda:1", "cuda", "cuda:1"]));
         assert_eq!(options(&["--device", "gpu:A, B"]), of(&["gpu:A, B"]));
         assert_eq!(options(&["--device", "gpu:0,gpu:1"]), of(&["gpu:0", "gpu:1"]));
+        assert_eq!(options(&["--device", "wgpu:0,gpu:1"]), of(&["gpu:0", "gpu:1"]));
+        assert_eq!(options(&["--wgpu"]), of(&["gpu"]));
         assert_eq!(options(&["--gpu", "--replicas", "2"]), of(&["gpu", "gpu"]));
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// The program on a machine without GPU drivers: the Vulkan loader looks for them nowhere, and a CUDA device in software has one that
 /// is too old. NVIDIA's stays where it is.
-#[cfg(all(target_os = "linux", feature = "gpu"))]
+#[cfg(all(target_os = "linux", feature = "wgpu"))]
 fn without_drivers(args: &[&str]) -> std::process::Output {
     let nowhere = "no-such-driver.json";
     let nowhere = [("VK_DRIVER_FILES", nowhere), ("VK_ICD_FILENAMES", nowhere), ("SOFTWARE_CUDA_DRIVER", "12080")];
@@ -67,7 +67,7 @@ fn devices_are_listed_with_what_auto_takes() {
     assert_eq!(json["auto"]["device"], first.unwrap_or(hardware));
 }
 
-#[cfg(all(target_os = "linux", feature = "gpu"))]
+#[cfg(all(target_os = "linux", feature = "wgpu"))]
 #[test]
 fn the_list_and_the_log_say_the_same_of_auto() {
     let programs: [fn(&[&str]) -> std::process::Output; 2] = [run, without_drivers];
@@ -84,7 +84,7 @@ fn the_list_and_the_log_say_the_same_of_auto() {
     }
 }
 
-#[cfg(all(target_os = "linux", feature = "gpu"))]
+#[cfg(all(target_os = "linux", feature = "wgpu"))]
 #[test]
 fn a_machine_without_drivers_is_told_what_to_install() {
     let devices: Value = serde_json::from_str(&stdout(without_drivers(&["devices", "--json"]))).unwrap();
@@ -106,7 +106,7 @@ fn a_machine_without_drivers_is_told_what_to_install() {
     assert_eq!(text, ", there was a");
 }
 
-#[cfg(not(feature = "gpu"))]
+#[cfg(not(feature = "wgpu"))]
 #[test]
 fn a_build_without_gpus_says_so() {
     let text = stdout(run(&["devices"]));
@@ -128,8 +128,8 @@ fn names_that_make_no_device_are_refused() {
         (&["--device", "tpu"][..], 2, "\"tpu\" is no device"),
         (&["--device", "gpu:"], 2, "\"gpu:\" is no device"),
         (&["--gpu", "--device", "cpu"], 2, "cannot be used with"),
-        (&["--device", "gpu:99"], 4, if cfg!(feature = "gpu") { "no GPU" } else { "gpu:99" }),
-        (&["--device", "gpu:nosuch"], 4, if cfg!(feature = "gpu") { "no GPU" } else { "gpu:nosuch" }),
+        (&["--device", "gpu:99"], 4, if cfg!(feature = "wgpu") { "no GPU" } else { "gpu:99" }),
+        (&["--device", "gpu:nosuch"], 4, if cfg!(feature = "wgpu") { "no GPU" } else { "gpu:nosuch" }),
     ] {
         let text = "Once upon a time there was a little girl who lived near a wood ".repeat(2);
         for command in [&["run"][..], &["logits"], &["perplexity", "-c", "16"]] {

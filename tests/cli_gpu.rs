@@ -1,5 +1,5 @@
 //! The program's flags about GPUs, on the first GPU there is (a software one will do).
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! The command `kernels`.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 mod common;
 

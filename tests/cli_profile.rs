@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 use common::has_gpu;
 use common::{run, stderr, stdout};
 use serde_json::Value;
@@ -136,18 +136,18 @@ fn a_profile_needs_no_file_and_takes_none_from_stdin() {
     assert!(stderr(&missing).contains("/no/such/folder/trace.json"), "{}", stderr(&missing));
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 #[test]
 fn a_gpu_tells_of_every_dispatch() {
     use std::sync::Arc;
 
-    use metal_attention::kernels::{GpuDevice, GpuOptions};
-    use metal_attention::{GpuForwardPass, GpuForwardPassOptions, Model};
+    use metal_attention::kernels::{WgpuDevice, WgpuOptions};
+    use metal_attention::{Model, WgpuForwardPass, WgpuForwardPassOptions};
 
     if !has_gpu() {
         return;
     }
-    let gpu = Arc::new(GpuDevice::open(&GpuOptions::default()).unwrap());
+    let gpu = Arc::new(WgpuDevice::open(&WgpuOptions::default()).unwrap());
     if let Err(error) = gpu.clock() {
         let output = run(&[&RUN[..], &["--gpu", "--profile"]].concat());
         assert_eq!(output.status.code(), Some(4));
@@ -158,8 +158,8 @@ fn a_gpu_tells_of_every_dispatch() {
     let output = run(&[&RUN[..], &["--gpu", "--profile"]].concat());
     assert!(stderr(&output).contains("without a profile greedy steps are queued ahead"), "{}", stderr(&output));
     let model = Model::built_in().unwrap();
-    let options = GpuForwardPassOptions { n_ctx: 64, ..Default::default() };
-    let pass = GpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &options).unwrap();
+    let options = WgpuForwardPassOptions { n_ctx: 64, ..Default::default() };
+    let pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &options).unwrap();
     // A prompt of five tokens, then one token at a time: the context is not split so early, and nothing is joined.
     for (phase, n_tokens, steps) in [("prefill", 5, 1), ("decode", 1, 5)] {
         let mut expected = BTreeMap::<String, usize>::new();

@@ -12,7 +12,7 @@ const TALES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tales-15m-q4_0.
 /// `cpu`, and `gpu` where there is one.
 fn devices() -> Vec<&'static str> {
     let mut devices = vec!["cpu"];
-    if cfg!(feature = "gpu") {
+    if cfg!(feature = "wgpu") {
         let output = run(&["run", "--device", "gpu", "-p", "Once", "--temp", "0", "-n", "1"]);
         if output.status.code() == Some(4) && std::env::var_os("CI").is_none() {
             eprintln!("the GPU is skipped: {}", stderr(&output));

@@ -1,5 +1,5 @@
 //! Cancelled work on the GPU. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 #[path = "common/gpu.rs"]
 mod gpu;
@@ -10,17 +10,18 @@ use std::time::Duration;
 
 use gpu::{gpu, gpu_with, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::GpuError;
+use metal_attention::kernels::WgpuError;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, ModelSpec, Watch, Weights,
+    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, Watch, Weights, WgpuForwardPass,
+    WgpuForwardPassOptions,
 };
 
 fn stories() -> GgufFile {
     GgufFile::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/stories260K.gguf")).unwrap()
 }
 
-fn options() -> GpuForwardPassOptions {
-    GpuForwardPassOptions { n_ctx: 256, n_ubatch: 64, cache_type: CacheType::F32, ..Default::default() }
+fn options() -> WgpuForwardPassOptions {
+    WgpuForwardPassOptions { n_ctx: 256, n_ubatch: 64, cache_type: CacheType::F32, ..Default::default() }
 }
 
 /// A prompt that goes on where `model` is.
@@ -82,9 +83,9 @@ fn setting_up_ends_where_it_is_cancelled() {
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    let set_up = || GpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, &options());
+    let set_up = || WgpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, &options());
     watch.cancel();
-    assert!(matches!(set_up().err(), Some(GpuError::Cancelled)));
+    assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
     assert!(gpu.pso().is_empty());
     // As soon as weights are on the GPU, so that pipelines are left to be built.
     watch.resume();
@@ -95,7 +96,7 @@ fn setting_up_ends_where_it_is_cancelled() {
             }
             watch.cancel();
         });
-        assert!(matches!(set_up().err(), Some(GpuError::Cancelled)));
+        assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
     });
     assert!(watch.done() > 0);
     watch.resume();

@@ -1,6 +1,6 @@
 //! Whole models on the GPU: against float64 references, against the CPU, and against themselves however their tokens
 //! are grouped. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 #[path = "common/archives.rs"]
 mod archives;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 use archives::{Files, quants, small_quants};
 use gpu::{gpu, gpu_of_any_subgroups, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::{GpuDevice, GpuError};
+use metal_attention::kernels::{WgpuDevice, WgpuError};
 use metal_attention::{
-    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, Model,
-    ModelSpec, Weights,
+    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, Model, ModelSpec, Weights, WgpuForwardPass,
+    WgpuForwardPassOptions,
 };
 use serde::Deserialize;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-fn options(cache_type: CacheType) -> GpuForwardPassOptions {
-    GpuForwardPassOptions { n_ctx: 512, cache_type, ..Default::default() }
+fn options(cache_type: CacheType) -> WgpuForwardPassOptions {
+    WgpuForwardPassOptions { n_ctx: 512, cache_type, ..Default::default() }
 }
 
 fn open(path: &Path) -> GgufFile {
@@ -139,7 +139,7 @@ fn stories_continuations_argmaxes_and_logits() {
 fn tales_continuations() {
     let Some(gpu) = gpu() else { return };
     let file = open(&Path::new(ROOT).join("models/tales-15m-q4_0.gguf"));
-    let exact = GpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
+    let exact = WgpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
     for (options, limit) in [(exact, 1e-6), (options(CacheType::F16), 1e-4)] {
         let mut model = start(&gpu, &file, &options);
         for case in read::<Continuations>("tales-15m.json").cases {
@@ -164,14 +164,14 @@ fn quantised_types() {
 }
 
 /// Holds the models in `files` to their logits in `reference`, which has those of others, too.
-fn check_quantised_types(gpu: &Arc<GpuDevice>, reference: &str, files: &Files, n: usize) {
+fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, n: usize) {
     let Models { tokens, mut models } = read(reference);
     models.retain(|name, _| files.contains_key(name));
     assert_eq!((models.len(), files.len()), (n, n));
     for (name, case) in models {
         let file = GgufFile::from_bytes(&files[&name]).unwrap();
         for exact in [true, false] {
-            let mut model = start(gpu, &file, &GpuForwardPassOptions { exact, ..options(CacheType::F32) });
+            let mut model = start(gpu, &file, &WgpuForwardPassOptions { exact, ..options(CacheType::F32) });
             let rows = logits(&mut model, &tokens);
             let error = nmse(&rows[rows.len() - 1], case.logits_last.iter().copied());
             println!("{name} exact {exact}: NMSE {error:.1e}");
@@ -206,7 +206,7 @@ fn subgroups_of_no_known_size() {
 }
 
 /// Holds the first `n` architectures to their logits, a prompt at once and token by token.
-fn hold_architectures(gpu: &Arc<GpuDevice>, n: usize) {
+fn hold_architectures(gpu: &Arc<WgpuDevice>, n: usize) {
     let Models { tokens, models } = read("architectures.json");
     assert_eq!(models.len(), archives::architectures().len());
     for (name, case) in models.into_iter().take(n) {
@@ -274,10 +274,10 @@ fn prompts_in_random_chunks_match_the_cpu() {
         ..Default::default()
     };
     let mut cpu = model.forward_pass(&options).unwrap();
-    let gpu_options =
-        GpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
+    let wgpu_options =
+        WgpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
     let n_rounds = if gpu.summary().is_software() { 300 } else { 1000 };
-    let mut pass = GpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &gpu_options).unwrap();
+    let mut pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
     let mut random = Random(0x5EED);
     for round in 0..n_rounds {
         // Mostly short prompts; every chunk boundary of the kernels is among the lengths.
@@ -343,7 +343,7 @@ fn decoding_goes_on_after_a_prompt_a_cut_and_a_reset() {
 fn greedy_steps_ahead_stop_at_the_end_of_the_context() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
-    let mut model = start(&gpu, &file, &GpuForwardPassOptions { n_ctx: 24, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &file, &WgpuForwardPassOptions { n_ctx: 24, ..options(CacheType::F32) });
     let mut long = start(&gpu, &file, &options(CacheType::F32));
     let ids = some_ids(&model, 12);
     let want = greedy(&mut long, &ids, 13);
@@ -368,7 +368,8 @@ fn sequences_in_one_batch_are_independent() {
         logits(&mut apart, prompt)
     });
     for n_ubatch in [4, 17, 512] {
-        let mut together = start(&gpu, &file, &GpuForwardPassOptions { n_seq: 3, n_ubatch, ..options(CacheType::F32) });
+        let mut together =
+            start(&gpu, &file, &WgpuForwardPassOptions { n_seq: 3, n_ubatch, ..options(CacheType::F32) });
         let tokens: Vec<Vec<BatchToken>> =
             prompts.iter().enumerate().map(|(seq, prompt)| batch(&together, seq, prompt)).collect();
         let one_after_another: Vec<_> = tokens.iter().flatten().copied().collect();
@@ -406,7 +407,7 @@ fn sequences_in_one_batch_are_independent() {
 #[test]
 fn only_wanted_logits_come_back() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &GpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
     let ids = some_ids(&model, 50);
     let all = logits(&mut model, &ids);
     for wanted in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
@@ -431,7 +432,7 @@ fn only_wanted_logits_come_back() {
 #[test]
 fn short_lists_are_the_largest_logits() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &GpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
     let ids = some_ids(&model, 50);
     let all = logits(&mut model, &ids);
     assert_eq!(model.max_top_k(), 128);
@@ -463,7 +464,7 @@ fn a_seed_gives_one_text_on_every_device() {
     let model = Model::built_in().unwrap();
     let defaults = SamplerOptions { seed: Some(11), ..Default::default() };
     for sampling in [SamplerOptions { top_k: 0, min_p: 0.0, ..defaults.clone() }, defaults] {
-        let [cpu, gpu] = [Device::Cpu, Device::Gpu].map(|device| {
+        let [cpu, gpu] = [Device::Cpu, Device::Wgpu].map(|device| {
             let options = EngineOptions { device, cache_type: CacheType::F32, exact: true, ..Default::default() };
             let mut generator = Generator::new(&model, &options, sampling.clone()).unwrap();
             let options = GenerateOptions { n_predict: Some(60), ..Default::default() };
@@ -478,7 +479,7 @@ fn a_seed_gives_one_text_on_every_device() {
 fn a_refused_batch_leaves_the_cache_as_it_was() {
     let Some(gpu) = gpu() else { return };
     let file = stories();
-    let mut model = start(&gpu, &file, &GpuForwardPassOptions { n_ctx: 12, n_seq: 2, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &file, &WgpuForwardPassOptions { n_ctx: 12, n_seq: 2, ..options(CacheType::F32) });
     let ids = some_ids(&model, 12);
     let want = logits(&mut model, &ids);
     model.truncate(8);
@@ -510,7 +511,7 @@ fn a_refused_batch_leaves_the_cache_as_it_was() {
 #[test]
 fn traced_and_untraced_runs_agree() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &GpuForwardPassOptions { n_ubatch: 32, ..options(CacheType::F32) });
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 32, ..options(CacheType::F32) });
     let (n_layer, n_embd) = (model.spec().n_layer(), model.spec().n_embd);
     let ids = some_ids(&model, 20);
     let want = logits(&mut model, &ids);
@@ -540,7 +541,7 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
     let mut model = start(&gpu, &file, &options(CacheType::F16));
     let n_layer = model.spec().n_layer() as u64;
     let ids = some_ids(&model, 40);
-    let count = |gpu: &GpuDevice| (gpu.submissions(), gpu.dispatches());
+    let count = |gpu: &WgpuDevice| (gpu.submissions(), gpu.dispatches());
 
     let before = count(&gpu);
     model.forward_prompt(&ids).unwrap();
@@ -567,7 +568,7 @@ fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
 #[test]
 fn a_second_prompt_allocates_nothing() {
     let Some(gpu) = gpu() else { return };
-    let mut model = start(&gpu, &stories(), &GpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
     let ids = some_ids(&model, 200);
     let mut allocations = Vec::new();
     let pipelines = gpu.pso().len();
@@ -600,7 +601,7 @@ fn a_lost_device_is_an_error_and_nothing_else() {
     lost(model.forward_token(1).unwrap_err());
     lost(model.forward_prompt(&[1, 2, 3]).unwrap_err());
     assert_eq!(model.position(), kept);
-    assert!(matches!(gpu.buffer("a buffer", 64), Err(GpuError::Lost { .. })));
+    assert!(matches!(gpu.buffer("a buffer", 64), Err(WgpuError::Lost { .. })));
 }
 
 #[test]
@@ -609,19 +610,19 @@ fn what_cannot_fit_is_refused() {
     let file = stories();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    let open = |options: &GpuForwardPassOptions| {
-        GpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, options).err().expect("a refusal")
+    let open = |options: &WgpuForwardPassOptions| {
+        WgpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, options).err().expect("a refusal")
     };
     for options in [
-        GpuForwardPassOptions { n_ctx: 0, ..Default::default() },
-        GpuForwardPassOptions { n_seq: 0, ..Default::default() },
-        GpuForwardPassOptions { n_ubatch: 0, ..Default::default() },
-        GpuForwardPassOptions { n_cache: Some(0), ..Default::default() },
-        GpuForwardPassOptions { n_ctx: 64, n_seq: usize::MAX / 8, n_cache: Some(64), ..Default::default() },
-        GpuForwardPassOptions { n_seq: usize::MAX, ..Default::default() },
+        WgpuForwardPassOptions { n_ctx: 0, ..Default::default() },
+        WgpuForwardPassOptions { n_seq: 0, ..Default::default() },
+        WgpuForwardPassOptions { n_ubatch: 0, ..Default::default() },
+        WgpuForwardPassOptions { n_cache: Some(0), ..Default::default() },
+        WgpuForwardPassOptions { n_ctx: 64, n_seq: usize::MAX / 8, n_cache: Some(64), ..Default::default() },
+        WgpuForwardPassOptions { n_seq: usize::MAX, ..Default::default() },
     ] {
         let error = open(&options);
-        assert!(matches!(error, GpuError::Option { .. }), "{error}");
+        assert!(matches!(error, WgpuError::Option { .. }), "{error}");
         assert!(error.to_string().contains("must be at least 1"), "{error}");
     }
     for (n_ctx, n_seq, n_cache) in [
@@ -631,9 +632,9 @@ fn what_cannot_fit_is_refused() {
         (1 << 40, 1 << 20, None),
         (64, 1, Some(usize::MAX)),
     ] {
-        let error = open(&GpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() });
+        let error = open(&WgpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() });
         assert!(
-            matches!(error, GpuError::ModelTooLarge { .. } | GpuError::TooLarge { .. }),
+            matches!(error, WgpuError::ModelTooLarge { .. } | WgpuError::TooLarge { .. }),
             "{n_ctx} {n_seq} {n_cache:?}: {error}"
         );
     }

@@ -7,7 +7,7 @@
 //! wait for one that never begins. The system may hold a thread up for longer than another one waits for it: then the step
 //! is given up, as it should be, and tried again from the start. Tests with several workgroups run one after the other, so
 //! that they do not hold up each other.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 #[path = "common/archives.rs"]
 mod archives;
@@ -20,8 +20,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use archives::{architectures, quants, small_quants};
 use gpu::{gpu, start};
 use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType};
-use metal_attention::kernels::GpuDevice;
-use metal_attention::{BatchToken, CacheType, ForwardPass, GpuForwardPass, GpuForwardPassOptions};
+use metal_attention::kernels::WgpuDevice;
+use metal_attention::{BatchToken, CacheType, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -34,10 +34,10 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
 
 /// A model that runs all its layers in one dispatch.
 struct AtOnce<'a> {
-    gpu: &'a Arc<GpuDevice>,
+    gpu: &'a Arc<WgpuDevice>,
     file: &'a GgufFile,
-    options: GpuForwardPassOptions,
-    pass: GpuForwardPass,
+    options: WgpuForwardPassOptions,
+    pass: WgpuForwardPass,
     /// What it has seen, in the order of each sequence.
     tokens: Vec<BatchToken>,
     /// How often workgroups were held up.
@@ -47,12 +47,12 @@ struct AtOnce<'a> {
 impl<'a> AtOnce<'a> {
     /// The model with `groups` workgroups; `None` where it does not suit that.
     fn start(
-        gpu: &'a Arc<GpuDevice>,
+        gpu: &'a Arc<WgpuDevice>,
         file: &'a GgufFile,
-        options: &GpuForwardPassOptions,
+        options: &WgpuForwardPassOptions,
         groups: usize,
     ) -> Option<Self> {
-        let with = |groups| GpuForwardPassOptions { layers_at_once: Some(groups), ..options.clone() };
+        let with = |groups| WgpuForwardPassOptions { layers_at_once: Some(groups), ..options.clone() };
         // One workgroup waits for nobody.
         let pass = start(gpu, file, &with(1));
         if !is_at_once(&pass) {
@@ -114,7 +114,7 @@ impl<'a> AtOnce<'a> {
 /// Steps that may be given up: on a machine with more to do than cores there are some.
 const MAX_GIVEN_UP: usize = 20;
 
-fn is_at_once(pass: &GpuForwardPass) -> bool {
+fn is_at_once(pass: &WgpuForwardPass) -> bool {
     pass.dispatches(1)[1] == "decode_layers"
 }
 
@@ -129,7 +129,7 @@ fn alone() -> RwLockWriteGuard<'static, ()> {
 type Turn = (Option<RwLockReadGuard<'static, ()>>, Option<RwLockWriteGuard<'static, ()>>);
 
 /// Lets other tests run beside this one where one workgroup is [all there is](group_counts).
-fn turn(gpu: &GpuDevice) -> Turn {
+fn turn(gpu: &WgpuDevice) -> Turn {
     match group_counts(gpu)[..] {
         [1] => (Some(RUNNING.read().unwrap_or_else(PoisonError::into_inner)), None),
         [..] => (None, Some(alone())),
@@ -137,7 +137,7 @@ fn turn(gpu: &GpuDevice) -> Turn {
 }
 
 /// Numbers of workgroups to test with, the largest last.
-fn group_counts(gpu: &GpuDevice) -> Vec<usize> {
+fn group_counts(gpu: &WgpuDevice) -> Vec<usize> {
     if gpu.summary().is_software() {
         return vec![1];
     }
@@ -148,15 +148,15 @@ fn group_counts(gpu: &GpuDevice) -> Vec<usize> {
 /// Runs `n` tokens of each sequence, each alone, after `filled` others, layer by layer and at once with each number of
 /// workgroups; tells whether the model suits the latter.
 fn compare(
-    gpu: &Arc<GpuDevice>,
+    gpu: &Arc<WgpuDevice>,
     name: &str,
     file: &GgufFile,
-    options: &GpuForwardPassOptions,
+    options: &WgpuForwardPassOptions,
     counts: &[usize],
     filled: usize,
     n: usize,
 ) -> bool {
-    let layer_by_layer = GpuForwardPassOptions { layers_at_once: Some(0), ..options.clone() };
+    let layer_by_layer = WgpuForwardPassOptions { layers_at_once: Some(0), ..options.clone() };
     let mut one_by_one = start(gpu, file, &layer_by_layer);
     let n_vocab = one_by_one.spec().n_vocab;
     let token = |seq: usize, pos: usize, logits| {
@@ -200,7 +200,7 @@ fn llama() -> GgufFile {
 fn architectures_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let _turn = turn(&gpu);
-    let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
+    let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let mut suited = Vec::new();
     for (name, bytes) in architectures() {
         if compare(&gpu, name, &GgufFile::from_bytes(bytes).unwrap(), &options, &group_counts(&gpu), 0, 10) {
@@ -215,7 +215,7 @@ fn architectures_give_the_same_logits() {
 fn quantised_types_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let _turn = turn(&gpu);
-    let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
+    let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     let counts = group_counts(&gpu);
     // A software GPU takes minutes to compile the kernel for some types: it has one, and other kernels read the others.
     let tested = |name: &str| !gpu.summary().is_software() || name == "Q4_K.gguf";
@@ -249,7 +249,7 @@ fn mixed(file: &GgufFile) -> GgufFile {
 fn a_mix_of_types_gives_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let _turn = turn(&gpu);
-    let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
+    let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
     assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &group_counts(&gpu), 0, 10));
 }
 
@@ -257,11 +257,11 @@ fn a_mix_of_types_gives_the_same_logits() {
 fn layers_in_several_buffers_give_the_same_logits() {
     let Some(gpu) = gpu() else { return };
     let _turn = turn(&gpu);
-    let options = GpuForwardPassOptions { n_ctx: 64, layers_in_a_buffer: 1, ..Default::default() };
+    let options = WgpuForwardPassOptions { n_ctx: 64, layers_in_a_buffer: 1, ..Default::default() };
     let counts = group_counts(&gpu);
     assert!(compare(&gpu, "a buffer for each layer", &llama(), &options, &counts, 0, 10));
     assert!(compare(&gpu, "a mix, a buffer for each layer", &mixed(&llama()), &options, &counts[..1], 0, 5));
-    let pass = start(&gpu, &llama(), &GpuForwardPassOptions { layers_at_once: Some(1), ..options });
+    let pass = start(&gpu, &llama(), &WgpuForwardPassOptions { layers_at_once: Some(1), ..options });
     let dispatches = pass.dispatches(1);
     assert_eq!(dispatches.iter().filter(|name| **name == "decode_layers").count(), 2, "{dispatches:?}");
 }
@@ -273,7 +273,7 @@ fn long_contexts_and_several_sequences_give_the_same_logits() {
     let file = llama();
     // Alone, pages lie in order throughout; of two sequences, until both have filled theirs.
     for (cache_type, n_seq) in [(CacheType::F16, 2), (CacheType::F32, 1)] {
-        let options = GpuForwardPassOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
+        let options = WgpuForwardPassOptions { n_ctx: 300, n_seq, cache_type, ..Default::default() };
         assert!(compare(&gpu, "llama-mha", &file, &options, &group_counts(&gpu), 245, 20));
     }
 }
@@ -284,7 +284,7 @@ fn two_workgroups_hand_each_other_what_they_make() {
     let _alone = alone();
     let Some(gpu) = gpu().filter(|gpu| gpu.summary().is_software()) else { return };
     if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
-        let options = GpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
+        let options = WgpuForwardPassOptions { n_ctx: 64, cache_type: CacheType::F32, ..Default::default() };
         assert!(compare(&gpu, "llama-mha", &llama(), &options, &[2], 7, 6));
         assert!(compare(&gpu, "a mix", &mixed(&llama()), &options, &[2], 7, 6));
     }
@@ -298,7 +298,7 @@ fn more_workgroups_than_run_side_by_side_are_left_alone() {
     let Some(gpu) = gpu().filter(|gpu| !gpu.summary().is_software()) else { return };
     let file = llama();
     let most = *group_counts(&gpu).last().unwrap();
-    let options = |groups| GpuForwardPassOptions { n_ctx: 64, layers_at_once: Some(groups), ..Default::default() };
+    let options = |groups| WgpuForwardPassOptions { n_ctx: 64, layers_at_once: Some(groups), ..Default::default() };
     let mut one_by_one = start(&gpu, &file, &options(0));
     let token = |pos| BatchToken { id: 3 + pos as u32, seq: 0, pos, logits: true };
     let want: Vec<Vec<f32>> = (0..4).map(|pos| one_by_one.forward(&[token(pos)]).unwrap().row(0).to_vec()).collect();
@@ -322,7 +322,7 @@ fn greedy_text_is_the_same() {
     let _turn = turn(&gpu);
     let path = Path::new(ROOT).join("models/tales-15m-q4_0.gguf");
     let texts = [0, 1].map(|groups| {
-        let options = GpuForwardPassOptions { n_ctx: 128, layers_at_once: Some(groups), ..Default::default() };
+        let options = WgpuForwardPassOptions { n_ctx: 128, layers_at_once: Some(groups), ..Default::default() };
         let mut model = start(&gpu, &GgufFile::open(&path).unwrap(), &options);
         let mut ids = vec![model.forward_prompt(&[1, 403, 407]).unwrap()];
         while ids.len() < 100 {

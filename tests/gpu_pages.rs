@@ -1,6 +1,6 @@
 //! Sequences that share pages of the GPU's KV cache. Without a GPU (a software one will do) the tests are skipped; in CI
 //! that is a failure.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 #[path = "common/gpu.rs"]
 mod gpu;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use gpu::{gpu, start};
 use metal_attention::gguf::GgufFile;
-use metal_attention::kernels::GpuDevice;
+use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions, ModelSpec, PageUse,
-    Weights,
+    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, PageUse, Weights, WgpuForwardPass,
+    WgpuForwardPassOptions,
 };
 
 const PAGE: usize = 64;
@@ -24,8 +24,8 @@ fn stories() -> GgufFile {
 }
 
 /// The model with so many sequences and pages. Layers go one by one, whether pages lie in order or not: bits are compared.
-fn model(gpu: &Arc<GpuDevice>, n_seq: usize, n_pages: usize) -> GpuForwardPass {
-    let options = GpuForwardPassOptions {
+fn model(gpu: &Arc<WgpuDevice>, n_seq: usize, n_pages: usize) -> WgpuForwardPass {
+    let options = WgpuForwardPassOptions {
         n_ctx: 512,
         n_seq,
         n_cache: Some(n_pages * PAGE),
@@ -49,7 +49,7 @@ fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
 }
 
 /// The `n` ids that greedy decoding appends to `ids` where nothing else is in the cache.
-fn alone(model: &mut GpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+fn alone(model: &mut WgpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
     model.reset();
     let mut text = vec![model.forward_prompt(ids).unwrap()];
     while text.len() < n {
@@ -59,7 +59,7 @@ fn alone(model: &mut GpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
 }
 
 /// The next token of each text, whose last id is not in the cache yet.
-fn step(model: &mut GpuForwardPass, texts: &mut [(usize, Vec<u32>)]) -> Result<(), ForwardError> {
+fn step(model: &mut WgpuForwardPass, texts: &mut [(usize, Vec<u32>)]) -> Result<(), ForwardError> {
     let batch: Vec<_> = texts
         .iter()
         .map(|(seq, text)| BatchToken { id: text[text.len() - 1], seq: *seq, pos: model.n_past(*seq), logits: true })
@@ -123,7 +123,7 @@ fn no_pages_left_is_an_error_that_changes_nothing() {
     for _ in 49..PAGE {
         step(&mut model, &mut texts[1..]).unwrap();
     }
-    let lengths = |model: &GpuForwardPass| (model.n_past(0), model.n_past(1), model.cache_pages().free);
+    let lengths = |model: &WgpuForwardPass| (model.n_past(0), model.n_past(1), model.cache_pages().free);
     assert_eq!(lengths(&model), (120, 64, 0));
     let full = |needed| ForwardError::OutOfPages { needed, free: 0, total: 3, page_len: PAGE };
     assert_eq!(step(&mut model, &mut texts[1..]).unwrap_err(), full(1));
@@ -197,7 +197,7 @@ fn the_size_of_the_pool_is_what_the_cache_takes() {
     for (n_ctx, n_seq, n_cache, n_pages) in
         [(100, 1, None, 2), (100, 3, None, 6), (300, 9, Some(129), 3), (64, 1, Some(300), 5)]
     {
-        let options = GpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() };
+        let options = WgpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() };
         let model = start(&gpu, &file, &options);
         assert_eq!(
             model.cache_pages(),
@@ -219,7 +219,7 @@ fn a_shared_prefix_is_the_sequence_it_was_taken_from() {
     model.forward(&batch(&model, 0, &ids[..80])).unwrap();
     model.forward(&batch(&model, 2, &ids[10..70])).unwrap();
     // One token at a time, which all sequences do alike, bit for bit.
-    let go_on = |model: &mut GpuForwardPass, seq: usize, ids: &[u32]| -> Vec<u32> {
+    let go_on = |model: &mut WgpuForwardPass, seq: usize, ids: &[u32]| -> Vec<u32> {
         let rows = ids.iter().flat_map(|&id| {
             let batch = batch(model, seq, &[id]);
             model.forward(&batch).unwrap().row(0).to_vec()

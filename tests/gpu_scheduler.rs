@@ -1,6 +1,6 @@
 //! Texts side by side on the GPU: each is the one that a CPU gives it alone. Without a GPU (a software one will do) the
 //! test is skipped; in CI that is a failure.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 #[path = "common/gpu.rs"]
 mod gpu;
@@ -12,7 +12,7 @@ use gpu::{gpu, start};
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Event, Request, Scheduler, SchedulerOptions};
 use metal_attention::tokenizer::EncodeOptions;
-use metal_attention::{CacheType, Device, EngineOptions, GenerateOptions, Generator, GpuForwardPassOptions, Model};
+use metal_attention::{CacheType, Device, EngineOptions, GenerateOptions, Generator, Model, WgpuForwardPassOptions};
 
 const N_GEN: usize = 24;
 
@@ -21,7 +21,7 @@ fn texts_side_by_side_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let model = Model::built_in().unwrap();
     let cache_type = CacheType::F32;
-    let options = GpuForwardPassOptions { n_ctx: 128, n_seq: 4, n_ubatch: 32, cache_type, ..Default::default() };
+    let options = WgpuForwardPassOptions { n_ctx: 128, n_seq: 4, n_ubatch: 32, cache_type, ..Default::default() };
     let pass = start(&gpu, model.gguf(), &options);
     let options = SchedulerOptions { n_parallel: 3, n_batch: Some(16), ..Default::default() };
     let scheduler = Scheduler::start(Box::new(pass), Arc::new(model.clone()), options).unwrap();

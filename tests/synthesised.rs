@@ -81,8 +81,8 @@ fn hold_to_references(device: &Device, limit: f64) {
         stdout(run(&[&to[..], &args[..]].concat()));
         let model = model(&file);
         let refused = |layer: &LayerSpec| matches!(&layer.feed_forward, FeedForward::Experts(e) if e.latent.is_some());
-        if *device == Device::Gpu && model.spec().layers.iter().any(refused) {
-            let options = EngineOptions { device: Device::Gpu, ..Default::default() };
+        if *device == Device::Wgpu && model.spec().layers.iter().any(refused) {
+            let options = EngineOptions { device: Device::Wgpu, ..Default::default() };
             let why = model.forward_pass(&options).err().unwrap().to_string();
             assert!(why.contains("--device cpu"), "{args:?}: {why}");
             continue;
@@ -110,7 +110,7 @@ fn small_models_give_llama_cpps_logits() {
 #[test]
 fn and_so_they_do_on_a_gpu() {
     if has_gpu() {
-        hold_to_references(&Device::Gpu, 1e-8);
+        hold_to_references(&Device::Wgpu, 1e-8);
     }
 }
 

@@ -30,7 +30,7 @@ first_past (a layer's index, \"logits\", \"states\" or null), same_choices, choi
 
 Examples:
   metal-attention compare -p \"Once upon a time\" --devices cpu,gpu
-  metal-attention compare -m model.gguf -p \"The sky is\" --devices cpu,gpu:0,gpu:1 --prefill --json
+  metal-attention compare -m model.gguf -p \"The sky is\" --devices cpu,wgpu:0,wgpu:1 --prefill --json
   metal-attention compare -m model.gguf -p \"The sky is\" --devices cpu,cpu";
 
 /// Compare the hidden states of devices, layer by layer

@@ -9,7 +9,7 @@ use crate::cli_error::CliError;
 use crate::units;
 
 const AFTER_HELP: &str = "\
-A GPU is named gpu, gpu:INDEX or gpu:NAME (a part of its name) after --device, an NVIDIA GPU through CUDA cuda or \
+A GPU is named wgpu, wgpu:INDEX or wgpu:NAME (a part of its name) after --device, an NVIDIA GPU through CUDA cuda or \
 cuda:NUMBER. --device auto takes the first CUDA device, else the first GPU that is no software, with room for the model's \
 weights, KV cache and work space, a tenth of its memory kept free; else the CPU.
 
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 #[derive(Serialize)]
 struct Devices {
     cpu: Cpu,
-    gpus: Vec<Gpu>,
+    gpus: Vec<Adapter>,
     /// Why there is no GPU.
     no_gpu: Option<String>,
     cuda: Vec<Cuda>,
@@ -77,7 +77,7 @@ struct Cpu {
 }
 
 #[derive(Serialize)]
-struct Gpu {
+struct Adapter {
     device: String,
     index: usize,
     name: String,
@@ -102,7 +102,7 @@ struct Auto {
 }
 
 impl Auto {
-    #[cfg_attr(not(any(feature = "cuda", feature = "gpu")), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", feature = "wgpu")), allow(dead_code))]
     fn gpu(device: String) -> Self {
         Self { device, reason: "for models that fit in its memory".into() }
     }
@@ -114,11 +114,11 @@ impl Auto {
 }
 
 impl Devices {
-    #[cfg(feature = "gpu")]
+    #[cfg(feature = "wgpu")]
     fn of_this_machine() -> Self {
-        use metal_attention::kernels::{AdapterChoice, GpuError, adapter_summaries, no_hardware};
+        use metal_attention::kernels::{AdapterChoice, WgpuError, adapter_summaries, no_hardware};
         let found = adapter_summaries();
-        // As `GpuDevice::open` does it.
+        // As `WgpuDevice::open` does it.
         let chosen = no_hardware().map_or_else(|| AdapterChoice::Hardware { bytes: 0 }.choose(&found), Err);
         let (cuda, no_cuda) = cuda_devices();
         let auto = match &chosen {
@@ -130,15 +130,15 @@ impl Devices {
             cuda,
             no_cuda,
             cpu: Cpu::of_this_machine(),
-            gpus: found.iter().enumerate().map(|(i, gpu)| Gpu::new(i, gpu)).collect(),
-            no_gpu: found.is_empty().then(|| GpuError::NoAdapter.to_string()),
+            gpus: found.iter().enumerate().map(|(i, gpu)| Adapter::new(i, gpu)).collect(),
+            no_gpu: found.is_empty().then(|| WgpuError::NoAdapter.to_string()),
             auto,
         }
     }
 
-    #[cfg(not(feature = "gpu"))]
+    #[cfg(not(feature = "wgpu"))]
     fn of_this_machine() -> Self {
-        let why = "this program was built without GPUs (the Cargo feature \"gpu\")";
+        let why = "this program was built without GPUs (the Cargo feature \"wgpu\")";
         let (cuda, no_cuda) = cuda_devices();
         let auto = Auto::cuda(&cuda).unwrap_or_else(|| Auto { device: "cpu".into(), reason: why.into() });
         Self { cuda, no_cuda, cpu: Cpu::of_this_machine(), gpus: Vec::new(), no_gpu: Some(why.into()), auto }
@@ -197,8 +197,8 @@ impl Cpu {
     }
 }
 
-impl Gpu {
-    #[cfg(feature = "gpu")]
+impl Adapter {
+    #[cfg(feature = "wgpu")]
     fn new(index: usize, gpu: &metal_attention::kernels::AdapterSummary) -> Self {
         use metal_attention::kernels::wgpu::{CooperativeScalarType as Scalar, DeviceType, Features};
         let scalar = |ty| match ty {

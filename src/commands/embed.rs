@@ -73,7 +73,7 @@ pub struct Args {
 #[command(next_help_heading = "Engine")]
 pub struct EmbedArgs {
     /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
-    /// cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
+    /// cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 

@@ -10,7 +10,7 @@ pub mod embed;
 pub mod export_tokenizer;
 pub mod imatrix;
 pub mod info;
-#[cfg_attr(not(feature = "gpu"), path = "no_kernels.rs")]
+#[cfg_attr(not(feature = "wgpu"), path = "no_kernels.rs")]
 pub mod kernels;
 pub mod launch;
 pub mod list;

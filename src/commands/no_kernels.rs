@@ -12,6 +12,6 @@ pub struct Args {
 /// Runs the command.
 pub fn run(_: &Args) -> Result<(), CliError> {
     Err(CliError::General(
-        "this program was built without GPUs (the Cargo feature \"gpu\") and has no kernels for them".into(),
+        "this program was built without GPUs (the Cargo feature \"wgpu\") and has no kernels for them".into(),
     ))
 }

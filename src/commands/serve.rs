@@ -41,7 +41,7 @@ SIGTERM or SIGHUP lets the running requests finish; twice, the server ends at on
 
 Examples:
   metal-attention serve llama3.2
-  metal-attention serve model.gguf --gpu --parallel 8
+  metal-attention serve model.gguf --wgpu --parallel 8
   metal-attention serve -m model.gguf --device cuda:0,cuda:1
   metal-attention serve --models-dir ~/models --keep-alive 30m
   METAL_ATTENTION_API_KEY=secret metal-attention serve -m model.gguf --host 0.0.0.0 --port 80

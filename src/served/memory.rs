@@ -134,7 +134,7 @@ mod tests {
         let one = needs(&[engine(Device::Cpu)], &model);
         let bytes = engine(Device::Cpu).memory_bytes(&model, None);
         assert_eq!((one.len(), one[0].device.as_str(), one[0].bytes), (1, "cpu", bytes));
-        let three = needs(&[engine(Device::Cpu), engine(Device::Gpu), engine(Device::Cpu)], &model);
+        let three = needs(&[engine(Device::Cpu), engine(Device::Wgpu), engine(Device::Cpu)], &model);
         let devices: Vec<_> = three.iter().map(|need| (need.device.as_str(), need.bytes)).collect();
         assert_eq!(devices, [("cpu", 2 * bytes), ("gpu", bytes)]);
     }

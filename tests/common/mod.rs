@@ -79,7 +79,7 @@ pub fn has_gpu() -> bool {
     let devices: Value = serde_json::from_str(&stdout(run(&["devices", "--json"]))).unwrap();
     let found = !devices["gpus"].as_array().unwrap().is_empty();
     if !found {
-        assert!(!cfg!(feature = "gpu") || std::env::var_os("CI").is_none(), "{}", devices["no_gpu"]);
+        assert!(!cfg!(feature = "wgpu") || std::env::var_os("CI").is_none(), "{}", devices["no_gpu"]);
         eprintln!("skipped: {}", devices["no_gpu"]);
     }
     found

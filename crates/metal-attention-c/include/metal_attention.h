@@ -87,7 +87,7 @@ typedef struct ma_model ma_model;
 typedef struct {
   // Bytes of this struct.
   size_t size;
-  // What runs the model: "auto", "cpu", "cuda", "cuda:1", "gpu", "gpu:1" by index, "gpu:NAME". Null: "auto", a GPU with room
+  // What runs the model: "auto", "cpu", "cuda", "cuda:1", "wgpu", "wgpu:1" by index, "wgpu:NAME". Null: "auto", a GPU with room
   // for it, through CUDA where that can be, else the CPU.
   const char *device;
   // Tokens that a text has room for. 0: as many as the model was trained with, at most 4096.

@@ -41,7 +41,7 @@ impl Context {
 pub struct ContextOptions {
     /// Bytes of this struct.
     pub size: usize,
-    /// What runs the model: "auto", "cpu", "cuda", "cuda:1", "gpu", "gpu:1" by index, "gpu:NAME". Null: "auto", a GPU with room
+    /// What runs the model: "auto", "cpu", "cuda", "cuda:1", "wgpu", "wgpu:1" by index, "wgpu:NAME". Null: "auto", a GPU with room
     /// for it, through CUDA where that can be, else the CPU.
     pub device: *const c_char,
     /// Tokens that a text has room for. 0: as many as the model was trained with, at most 4096.

@@ -11,12 +11,12 @@ use metal_attention_gguf::TensorType;
 use metal_attention_wgpu::kernels::{
     CooperativeTile, MatmulMethod, MatmulScratch, MatvecOptions, MatvecOutput, matmul_by, matmul_method, matvec,
 };
-use metal_attention_wgpu::{Arena, Dispatch, GpuDevice, GpuError, GpuMatrix, GpuOptions};
+use metal_attention_wgpu::{Arena, Dispatch, WgpuDevice, WgpuError, WgpuMatrix, WgpuOptions};
 use support::matrices::repeated;
 use support::{batch, random, run};
 
 /// Microseconds of one run of `dispatches`, over about 20 ms.
-fn time(gpu: &GpuDevice, dispatches: &[Dispatch], n_tokens: usize) -> f64 {
+fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], n_tokens: usize) -> f64 {
     let mean = |repetitions: usize| {
         let all: Vec<_> = (0..repetitions).flat_map(|_| dispatches.iter().cloned()).collect();
         let start = Instant::now();
@@ -41,8 +41,8 @@ const TILES: [(usize, usize, usize, usize, usize, usize); 10] = [
     (128, 128, 32, 4, 2, 2),
 ];
 
-fn main() -> Result<(), GpuError> {
-    let gpu = GpuDevice::open(&GpuOptions { checked: false, ..Default::default() })?;
+fn main() -> Result<(), WgpuError> {
+    let gpu = WgpuDevice::open(&WgpuOptions { checked: false, ..Default::default() })?;
     let software = gpu.summary().is_software();
     let n_tokens = if software { 32 } else { 512 };
     println!("{}, {:?}", gpu.summary().name, gpu.features());
@@ -61,7 +61,7 @@ fn main() -> Result<(), GpuError> {
     for (name, n_in, n_out, output) in products.into_iter().take(if software { 4 } else { 8 }) {
         let ty = TensorType::Q4_0;
         let w = repeated(ty, n_in, n_out, 64, 1);
-        let matrix = GpuMatrix::concat(&gpu, "w", &[&w], &mut Arena::default())?;
+        let matrix = WgpuMatrix::concat(&gpu, "w", &[&w], &mut Arena::default())?;
         let x = gpu.upload("x", &random(2, n_in * n_tokens))?;
         let y = gpu.buffer("y", (4 * n_out * n_tokens) as u64)?;
         let scratch = MatmulScratch::new(&gpu, n_tokens, n_in)?;

@@ -11,7 +11,7 @@ use crate::kernels::{
 use crate::mamba::{MambaScratch, MambaWidths};
 use crate::parts::{AttentionKernels, MixerKernels};
 use crate::plan::{low_rank_of_delta_rule, low_rank_of_rwkv7};
-use crate::{GpuDevice, GpuError};
+use crate::{WgpuDevice, WgpuError};
 use rwkv::{RwkvScratch, RwkvWidths};
 
 /// Elements of a model's activations a token, 0 of those that it does without: the widest of its layers.
@@ -325,13 +325,13 @@ impl Activations {
 
     /// `n_decoded`: sequences that are decoded side by side at most.
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         widths: &Widths,
         mixers: &[MixerKernels],
         experts: &[ExpertsShape],
         (n_tokens, n_wanted): (usize, usize),
         n_decoded: usize,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let rows = |width: usize| gpu.buffer("activations", 4 * n_tokens as u64 * width as u64);
         Ok(Self {
             x: rows(widths.n_embd)?,

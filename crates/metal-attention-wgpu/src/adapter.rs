@@ -1,6 +1,6 @@
 //! The GPUs of this machine.
 
-use crate::error::{GpuError, mib};
+use crate::error::{WgpuError, mib};
 
 /// Which GPU to open.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -158,23 +158,23 @@ fn hardware_possible() -> bool {
 }
 
 /// Why a GPU that is no software cannot be had, where that is known without asking any driver.
-pub fn no_hardware() -> Option<GpuError> {
-    let none = || GpuError::NoneSuits { why: vec!["this machine has none that is no software".into()] };
+pub fn no_hardware() -> Option<WgpuError> {
+    let none = || WgpuError::NoneSuits { why: vec!["this machine has none that is no software".into()] };
     (!hardware_possible()).then(none)
 }
 
 impl AdapterChoice {
     /// The index of the adapter this choice means.
-    pub fn choose(&self, found: &[AdapterSummary]) -> Result<usize, GpuError> {
+    pub fn choose(&self, found: &[AdapterSummary]) -> Result<usize, WgpuError> {
         if found.is_empty() {
-            return Err(GpuError::NoAdapter);
+            return Err(WgpuError::NoAdapter);
         }
         let (at, wanted) = match self {
             Self::Best => (Some(0), String::new()),
             Self::Hardware { bytes } => {
                 let why_not: Vec<_> = found.iter().map(|s| s.why_not(*bytes)).collect();
                 let at = why_not.iter().position(Option::is_none);
-                return at.ok_or_else(|| GpuError::NoneSuits { why: why_not.into_iter().flatten().collect() });
+                return at.ok_or_else(|| WgpuError::NoneSuits { why: why_not.into_iter().flatten().collect() });
             }
             Self::Index(i) => (Some(*i).filter(|&i| i < found.len()), i.to_string()),
             Self::Name(name) => {
@@ -182,7 +182,7 @@ impl AdapterChoice {
                 (found.iter().position(|s| s.name.to_lowercase().contains(&lower)), name.clone())
             }
         };
-        at.ok_or_else(|| GpuError::NoMatch {
+        at.ok_or_else(|| WgpuError::NoMatch {
             wanted,
             available: found.iter().enumerate().map(|(i, s)| format!("{i}: {}", s.name)).collect(),
         })
@@ -192,7 +192,7 @@ impl AdapterChoice {
     pub(crate) fn pick(
         &self,
         found: Vec<(wgpu::Adapter, AdapterSummary)>,
-    ) -> Result<(wgpu::Adapter, AdapterSummary), GpuError> {
+    ) -> Result<(wgpu::Adapter, AdapterSummary), WgpuError> {
         let (mut adapters, mut summaries): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let at = self.choose(&summaries)?;
         Ok((adapters.swap_remove(at), summaries.swap_remove(at)))
@@ -250,7 +250,7 @@ mod tests {
         ] {
             assert_eq!(choice.choose(&found).unwrap_err().to_string(), sentence);
         }
-        assert!(matches!(AdapterChoice::Best.choose(&[]), Err(GpuError::NoAdapter)));
+        assert!(matches!(AdapterChoice::Best.choose(&[]), Err(WgpuError::NoAdapter)));
         assert_eq!(AdapterChoice::Hardware { bytes: u64::MAX }.choose(&[summary("x", gpu, None)]).unwrap(), 0);
     }
 }

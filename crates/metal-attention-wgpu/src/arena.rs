@@ -4,8 +4,8 @@ use std::fmt::Debug;
 
 use wgpu::{Buffer, BufferBinding};
 
-use crate::device::GpuDevice;
-use crate::error::GpuError;
+use crate::device::WgpuDevice;
+use crate::error::WgpuError;
 
 /// What a kernel can be bound to: a buffer, or a piece of one.
 pub trait Bind: Debug {
@@ -123,7 +123,7 @@ impl Arena {
 
     /// One buffer for `bytes` bytes (the sum of [`padded`](Self::padded) sizes), or the default arena where the device
     /// cannot bind that much at once.
-    pub fn new(gpu: &GpuDevice, what: &str, bytes: u64) -> Result<Self, GpuError> {
+    pub fn new(gpu: &WgpuDevice, what: &str, bytes: u64) -> Result<Self, WgpuError> {
         if bytes > gpu.summary().max_binding {
             return Ok(Self::default());
         }
@@ -132,7 +132,7 @@ impl Arena {
 
     /// Arenas for `pieces`, each so many bytes (sums of [`padded`](Self::padded) sizes) that are to lie in one buffer, with the
     /// number of pieces that each is for: as few as the device's largest binding allows, and of at most `most` pieces.
-    pub fn in_runs(gpu: &GpuDevice, what: &str, pieces: &[u64], most: usize) -> Result<Vec<(usize, Self)>, GpuError> {
+    pub fn in_runs(gpu: &WgpuDevice, what: &str, pieces: &[u64], most: usize) -> Result<Vec<(usize, Self)>, WgpuError> {
         runs(pieces, gpu.summary().max_binding, most)
             .into_iter()
             .map(|run| Ok((run.len(), Self::new(gpu, what, run.iter().fold(0, |sum: u64, &n| sum.saturating_add(n)))?)))
@@ -146,13 +146,13 @@ impl Arena {
     }
 
     /// The most bytes of a slice that one binding of `gpu` reaches.
-    pub(crate) fn max_slice(&self, gpu: &GpuDevice) -> u64 {
+    pub(crate) fn max_slice(&self, gpu: &WgpuDevice) -> u64 {
         gpu.summary().max_binding.min(self.max_slice)
     }
 
     /// The next `bytes` bytes, zero so far; a buffer of their own where the arena has not so many left. `what` names
     /// them in errors.
-    pub fn take(&mut self, gpu: &GpuDevice, what: &str, bytes: u64) -> Result<Slice, GpuError> {
+    pub fn take(&mut self, gpu: &WgpuDevice, what: &str, bytes: u64) -> Result<Slice, WgpuError> {
         // Bindings are whole vectors of four words.
         let size = bytes.max(16).next_multiple_of(16);
         match &self.buffer {

@@ -6,8 +6,8 @@ use wgpu::{Buffer, ComputePassDescriptor};
 
 use crate::kernels::{self, LayerMatrices, LayersBuffers, LayersShape};
 use crate::parts::{PlainLayer, PlainWeights};
-use crate::weights::{GpuLayer, GpuWeights, layer_params};
-use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, StepSize};
+use crate::weights::{WgpuLayer, WgpuWeights, layer_params};
+use crate::{BatchBuffer, Dispatch, StepSize, WgpuDevice, WgpuError};
 
 /// The kernels that run all layers, one after the other.
 #[derive(Debug)]
@@ -19,11 +19,11 @@ pub(super) struct LayersAtOnce {
 
 /// What the kernel works on.
 pub(super) struct LayersAtOnceBuilder<'a> {
-    pub(super) gpu: &'a GpuDevice,
+    pub(super) gpu: &'a WgpuDevice,
     pub(super) spec: &'a ModelSpec,
     /// All layers, where all are plain.
     pub(super) layers: Option<Vec<(PlainLayer, PlainWeights<'a>)>>,
-    pub(super) weights: &'a GpuWeights,
+    pub(super) weights: &'a WgpuWeights,
     pub(super) cache: &'a [(crate::Slice, crate::Slice)],
     pub(super) rope: &'a [Buffer],
     pub(super) x: &'a Buffer,
@@ -35,7 +35,7 @@ const NVIDIA: u32 = 0x10de;
 
 /// Workgroups to try on `gpu`, most first. Only makers whose workgroups are known to run side by side, without one having
 /// to end before another begins, are asked.
-pub(super) fn groups_to_try(gpu: &GpuDevice) -> &'static [usize] {
+pub(super) fn groups_to_try(gpu: &WgpuDevice) -> &'static [usize] {
     if gpu.summary().vendor() == NVIDIA { &[128, 64, 32] } else { &[] }
 }
 
@@ -51,12 +51,12 @@ pub(super) struct Untried {
 
 impl Untried {
     /// Whether nothing is to be waited for before they are tried.
-    pub(super) fn is_ready(&self, gpu: &GpuDevice) -> bool {
+    pub(super) fn is_ready(&self, gpu: &WgpuDevice) -> bool {
         self.layers.dispatches.iter().all(|dispatch| dispatch.is_ready(gpu))
     }
 
     /// The kernels without a trial, where their pipelines could be built: a step that they do not finish is taken again.
-    pub(super) fn untested(self, gpu: &GpuDevice) -> Result<LayersAtOnce, GpuError> {
+    pub(super) fn untested(self, gpu: &WgpuDevice) -> Result<LayersAtOnce, WgpuError> {
         self.layers.dispatches.iter().try_for_each(|dispatch| dispatch.ready(gpu))?;
         Ok(self.layers)
     }
@@ -65,7 +65,7 @@ impl Untried {
 impl LayersAtOnceBuilder<'_> {
     /// The kernels with `groups` workgroups, which are yet to be [tried](Self::try_out); otherwise why the model or the GPU does
     /// not suit them.
-    pub(super) fn build(&self, groups: usize) -> Result<Result<Untried, &'static str>, GpuError> {
+    pub(super) fn build(&self, groups: usize) -> Result<Result<Untried, &'static str>, WgpuError> {
         let Some(layers) = &self.layers else {
             return Ok(Err("layers have parts that the kernel for all of them does not know"));
         };
@@ -77,7 +77,7 @@ impl LayersAtOnceBuilder<'_> {
         let PlainLayer { attention, n_ff, norm_eps } = plain[0];
         let (params, biases) = layer_params(&file_weights);
         let shape = |n_layer| LayersShape { attention, n_layer, n_embd: self.spec.n_embd, n_ff, norm_eps, biases };
-        let matrices: Vec<LayerMatrices<'_>> = self.weights.layers.iter().filter_map(GpuLayer::matrices).collect();
+        let matrices: Vec<LayerMatrices<'_>> = self.weights.layers.iter().filter_map(WgpuLayer::matrices).collect();
         // The layers whose weights lie in one buffer, and so do their keys and their values.
         let buffers = |i: usize| {
             let (keys, values) = &self.cache[i];
@@ -116,7 +116,7 @@ impl LayersAtOnceBuilder<'_> {
         &self,
         first: Untried,
         others: &[usize],
-    ) -> Result<Result<LayersAtOnce, &'static str>, GpuError> {
+    ) -> Result<Result<LayersAtOnce, &'static str>, WgpuError> {
         let mut untried = first;
         let mut others = others.iter();
         loop {
@@ -134,7 +134,7 @@ impl LayersAtOnceBuilder<'_> {
     }
 
     /// Whether all workgroups run side by side, tried on a token at position 0, on page 0.
-    fn runs_through(&self, untried: &Untried) -> Result<bool, GpuError> {
+    fn runs_through(&self, untried: &Untried) -> Result<bool, WgpuError> {
         let Untried { layers, ended, groups } = untried;
         let token = BatchToken { id: 0, seq: 0, pos: 0, logits: false };
         self.batch.write_tokens(self.gpu, &[token]);

@@ -2,8 +2,8 @@
 
 use metal_attention_model::{BatchToken, PAGE};
 
-use crate::device::GpuDevice;
-use crate::error::GpuError;
+use crate::device::WgpuDevice;
+use crate::error::WgpuError;
 
 /// The words of the batch buffer, `[1 + n_tokens, 4]`: first (number of tokens, number of wanted tokens, 0, 0), then
 /// for each token (id, position, sequence, w), where the `i`-th `w` is the index of the `i`-th token whose logits are
@@ -37,12 +37,12 @@ impl BatchBuffer {
     /// Room for `n_tokens` tokens, of `n_seq` sequences of at most `n_ctx` positions; `n_pages`: how many pages the cache has
     /// for each group of layers.
     pub fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         n_tokens: usize,
         n_seq: usize,
         n_ctx: usize,
         n_pages: &[usize],
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let (table, pages, lists) =
             (1 + n_tokens as u64, n_ctx.div_ceil(PAGE) as u64, n_seq.saturating_mul(n_pages.len()));
         let bytes = pages.saturating_mul(lists as u64).saturating_mul(4).saturating_add(16 * table);
@@ -67,7 +67,7 @@ impl BatchBuffer {
     /// # Panics
     /// When there are more than there is room for, or one of another sequence or position: shaders take it that there are
     /// none.
-    pub fn write_tokens(&self, gpu: &GpuDevice, tokens: &[BatchToken]) {
+    pub fn write_tokens(&self, gpu: &WgpuDevice, tokens: &[BatchToken]) {
         assert!(tokens.len() < self.table as usize, "{} tokens, {} vectors before the table", tokens.len(), self.table);
         let n_seq = self.written.len() / self.n_pages.len();
         let known = |t: &BatchToken| t.seq < n_seq && t.pos < self.n_ctx;
@@ -82,7 +82,7 @@ impl BatchBuffer {
     ///
     /// # Panics
     /// When there are more than there is room for, or one that the cache has not: shaders take it that there are none.
-    pub fn write_pages(&mut self, gpu: &GpuDevice, group: usize, seq: usize, pages: &[u32]) {
+    pub fn write_pages(&mut self, gpu: &WgpuDevice, group: usize, seq: usize, pages: &[u32]) {
         assert!(pages.len() <= self.pages_of_a_sequence as usize, "{} pages of a sequence", pages.len());
         let (n_pages, list) = (self.n_pages[group], seq * self.n_pages.len() + group);
         let written = &mut self.written[list];

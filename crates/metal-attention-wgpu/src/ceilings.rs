@@ -8,14 +8,14 @@ use wgpu::{Buffer, CommandBuffer, ComputePassDescriptor};
 
 use crate::arena::Arena;
 use crate::batch::batch_words;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, StepSize};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::kernels::{
     MatvecOptions, TOKEN_TILE, buffer_copy, multi_token_matvec, rate_floats, rate_floats_work, rate_matrix,
     rate_matrix_work, rate_read, rate_sums, split_matmul, split_tile,
 };
-use crate::matrix::GpuMatrix;
+use crate::matrix::WgpuMatrix;
 use crate::readback::Readback;
 
 /// Dispatches of a measurement, about.
@@ -28,8 +28,8 @@ const QUEUED: usize = 32;
 const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
 
 /// Measures an open GPU, by the clock of the CPU. Rates are the best of a few runs, each over the `time` given.
-pub struct GpuCeilings<'a> {
-    gpu: &'a GpuDevice,
+pub struct WgpuCeilings<'a> {
+    gpu: &'a WgpuDevice,
     time: Duration,
 }
 
@@ -47,14 +47,14 @@ pub struct LaunchCosts {
     pub submission_queued: f64,
 }
 
-impl<'a> GpuCeilings<'a> {
+impl<'a> WgpuCeilings<'a> {
     /// Measurements that take `time` or somewhat more each.
-    pub fn new(gpu: &'a GpuDevice, time: Duration) -> Self {
+    pub fn new(gpu: &'a WgpuDevice, time: Duration) -> Self {
         Self { gpu, time }
     }
 
     /// Bytes per second that a kernel reads from a buffer of `bytes`, or of as many as the device binds.
-    pub fn read_bandwidth(&self, bytes: u64) -> Result<f64, GpuError> {
+    pub fn read_bandwidth(&self, bytes: u64) -> Result<f64, WgpuError> {
         let (words, n) = self.words("the buffer to read", bytes)?;
         let groups = self.groups().min(n / 4096).max(1);
         let sums = self.gpu.buffer("sums", 4 * rate_sums(groups) as u64)?;
@@ -63,7 +63,7 @@ impl<'a> GpuCeilings<'a> {
     }
 
     /// Bytes per second that a kernel moves between two buffers of `bytes`: those read plus those written.
-    pub fn copy_bandwidth(&self, bytes: u64) -> Result<f64, GpuError> {
+    pub fn copy_bandwidth(&self, bytes: u64) -> Result<f64, WgpuError> {
         let (from, n) = self.words("the buffer to copy", bytes)?;
         let (to, _) = self.words("the buffer to copy to", bytes)?;
         let seconds = self.seconds(&[buffer_copy(self.gpu, 4 * n, &from, &to)?], ONE)?;
@@ -71,21 +71,21 @@ impl<'a> GpuCeilings<'a> {
     }
 
     /// Multiplications (with their additions) of 32-bit floats per second, in registers.
-    pub fn f32_rate(&self) -> Result<f64, GpuError> {
+    pub fn f32_rate(&self) -> Result<f64, WgpuError> {
         let work = |steps, groups| rate_floats_work(steps, groups) as f64;
         let rate = self.rate(work, |steps, groups, x, sums| rate_floats(self.gpu, steps, groups, x, sums).map(Some))?;
-        rate.ok_or_else(|| GpuError::Lost { why: "the rate of multiplications was not measured".into() })
+        rate.ok_or_else(|| WgpuError::Lost { why: "the rate of multiplications was not measured".into() })
     }
 
     /// Multiplications (with their additions) per second of the matrix units that kernels use, in registers; `None` on
     /// a device without.
-    pub fn matrix_rate(&self) -> Result<Option<f64>, GpuError> {
+    pub fn matrix_rate(&self) -> Result<Option<f64>, WgpuError> {
         let work = |steps, groups| rate_matrix_work(self.gpu.features(), steps, groups).unwrap_or(0) as f64;
         self.rate(work, |steps, groups, x, sums| rate_matrix(self.gpu, steps, groups, x, sums))
     }
 
     /// What dispatches and submissions cost.
-    pub fn launch_costs(&self) -> Result<LaunchCosts, GpuError> {
+    pub fn launch_costs(&self) -> Result<LaunchCosts, WgpuError> {
         let (a, b) = (self.gpu.buffer("a word", 4)?, self.gpu.buffer("a word", 4)?);
         let there_and_back = [buffer_copy(self.gpu, 1, &a, &b)?, buffer_copy(self.gpu, 1, &b, &a)?];
         let chain = |n: usize| there_and_back.iter().cycle().take(n);
@@ -131,15 +131,15 @@ impl<'a> GpuCeilings<'a> {
     /// Seconds that the products of `matrices`, one after the other, with `n_tokens` tokens take, for each of
     /// `n_tokens`: by the kernels for one token and for a few. Matrices together larger than the caches are read from
     /// memory, as in a step of decode.
-    pub fn products(&self, matrices: &[&Tensor], n_tokens: &[usize]) -> Result<Vec<f64>, GpuError> {
+    pub fn products(&self, matrices: &[&Tensor], n_tokens: &[usize]) -> Result<Vec<f64>, WgpuError> {
         let gpu = self.gpu;
         let most = n_tokens.iter().copied().max().unwrap_or(1);
         let upload =
-            |tensor: &&Tensor| GpuMatrix::concat(gpu, "a matrix to multiply", &[tensor], &mut Arena::default());
+            |tensor: &&Tensor| WgpuMatrix::concat(gpu, "a matrix to multiply", &[tensor], &mut Arena::default());
         let matrices = matrices.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
-        let widest = |width: fn(&GpuMatrix) -> usize| matrices.iter().map(width).max().unwrap_or(1);
-        let x = gpu.upload("inputs", &vec![0.5f32; most * widest(GpuMatrix::n_in)])?;
-        let y = gpu.buffer("products", 4 * (most * widest(GpuMatrix::n_out)) as u64)?;
+        let widest = |width: fn(&WgpuMatrix) -> usize| matrices.iter().map(width).max().unwrap_or(1);
+        let x = gpu.upload("inputs", &vec![0.5f32; most * widest(WgpuMatrix::n_in)])?;
+        let y = gpu.buffer("products", 4 * (most * widest(WgpuMatrix::n_out)) as u64)?;
         n_tokens
             .iter()
             .map(|&n| {
@@ -167,7 +167,7 @@ impl<'a> GpuCeilings<'a> {
     }
 
     /// A buffer of `bytes`, or of as many as the device binds, and its vectors of 16 bytes.
-    fn words(&self, what: &str, bytes: u64) -> Result<(Buffer, usize), GpuError> {
+    fn words(&self, what: &str, bytes: u64) -> Result<(Buffer, usize), WgpuError> {
         let n = bytes.min(self.gpu.summary().max_binding) / 16;
         Ok((self.gpu.buffer(what, 16 * n)?, n as usize))
     }
@@ -177,8 +177,8 @@ impl<'a> GpuCeilings<'a> {
     fn rate(
         &self,
         work: impl Fn(usize, usize) -> f64,
-        kernel: impl Fn(usize, usize, &Buffer, &Buffer) -> Result<Option<Dispatch>, GpuError>,
-    ) -> Result<Option<f64>, GpuError> {
+        kernel: impl Fn(usize, usize, &Buffer, &Buffer) -> Result<Option<Dispatch>, WgpuError>,
+    ) -> Result<Option<f64>, WgpuError> {
         let groups = self.groups();
         let operands = self.gpu.upload("operands", &[1.0f32, 0.5, 0.25, 0.125])?;
         let sums = self.gpu.buffer("sums", 4 * rate_sums(groups) as u64)?;
@@ -203,7 +203,7 @@ impl<'a> GpuCeilings<'a> {
     }
 
     /// Seconds of one run of `dispatches`: of many such runs in one submission, their share; the best of a few.
-    fn seconds(&self, dispatches: &[Dispatch], size: StepSize) -> Result<f64, GpuError> {
+    fn seconds(&self, dispatches: &[Dispatch], size: StepSize) -> Result<f64, WgpuError> {
         let run = |times: usize| {
             let all = (0..times).flat_map(|_| dispatches);
             let commands = self.record(all, size);

@@ -10,15 +10,15 @@ use metal_attention_model::Watch;
 use crate::adapter::{AdapterChoice, AdapterSummary, adapters, no_hardware};
 use crate::arena::Slice;
 use crate::disk_cache;
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoCache;
 use crate::readback::Readback;
 use crate::shader::ShaderFeatures;
 
-/// How a [`GpuDevice`] is opened.
+/// How a [`WgpuDevice`] is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // independent switches
-pub struct GpuOptions {
+pub struct WgpuOptions {
     /// Which GPU.
     pub adapter: AdapterChoice,
     /// Let kernels use subgroup operations where the device has them.
@@ -42,7 +42,7 @@ pub struct GpuOptions {
     pub watch: Watch,
 }
 
-impl Default for GpuOptions {
+impl Default for WgpuOptions {
     fn default() -> Self {
         Self {
             adapter: AdapterChoice::Best,
@@ -63,7 +63,7 @@ const LOOK_UP: Duration = Duration::from_millis(20);
 
 /// An open GPU.
 #[derive(Debug)]
-pub struct GpuDevice {
+pub struct WgpuDevice {
     device: wgpu::Device,
     queue: wgpu::Queue,
     summary: AdapterSummary,
@@ -75,16 +75,16 @@ pub struct GpuDevice {
     /// look too: wgpu panics where a look that is over before the work is falls together with another thread's that finds the
     /// queue empty, and refuses to unmap a buffer that is just being handed over.
     looking: Arc<RwLock<()>>,
-    fault: Arc<Mutex<Option<GpuError>>>,
+    fault: Arc<Mutex<Option<WgpuError>>>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
     allocations: AtomicU64,
     allocated_bytes: AtomicU64,
 }
 
-impl GpuDevice {
+impl WgpuDevice {
     /// Opens a GPU with every limit and feature it has.
-    pub fn open(options: &GpuOptions) -> Result<Self, GpuError> {
+    pub fn open(options: &WgpuOptions) -> Result<Self, WgpuError> {
         if let (AdapterChoice::Hardware { .. }, Some(why)) = (&options.adapter, no_hardware()) {
             return Err(why);
         }
@@ -108,22 +108,22 @@ impl GpuDevice {
             trace: wgpu::Trace::Off,
         };
         let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
-            .map_err(|e| GpuError::Open { name: name.clone(), why: e.to_string() })?;
+            .map_err(|e| WgpuError::Open { name: name.clone(), why: e.to_string() })?;
 
         let fault = Arc::new(Mutex::new(None));
-        let note = |fault: &Mutex<Option<GpuError>>, error: GpuError| {
+        let note = |fault: &Mutex<Option<WgpuError>>, error: WgpuError| {
             fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         };
         let on_error = Arc::clone(&fault);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             let error = match &error {
-                wgpu::Error::OutOfMemory { .. } => GpuError::OutOfMemory { what: "a step".into(), bytes: None },
-                _ => GpuError::Rejected { what: "a step".into(), why: error.to_string() },
+                wgpu::Error::OutOfMemory { .. } => WgpuError::OutOfMemory { what: "a step".into(), bytes: None },
+                _ => WgpuError::Rejected { what: "a step".into(), why: error.to_string() },
             };
             note(&on_error, error);
         }));
         let on_loss = Arc::clone(&fault);
-        device.set_device_lost_callback(move |_reason, why| note(&on_loss, GpuError::Lost { why }));
+        device.set_device_lost_callback(move |_reason, why| note(&on_loss, WgpuError::Lost { why }));
 
         let has = |feature| device.features().contains(feature);
         let coop = |m: u32, ab, cr| {
@@ -207,13 +207,13 @@ impl GpuDevice {
     }
 
     /// A buffer only shaders and copies reach, `bytes` long and zero. `what` names it in errors.
-    pub fn buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, GpuError> {
+    pub fn buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, WgpuError> {
         use wgpu::BufferUsages as Usage;
         self.create(what, bytes, Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST, None)
     }
 
     /// A buffer as [`buffer`](Self::buffer) makes it, with `contents`.
-    pub fn upload<T: bytemuck::NoUninit>(&self, what: &str, contents: &[T]) -> Result<wgpu::Buffer, GpuError> {
+    pub fn upload<T: bytemuck::NoUninit>(&self, what: &str, contents: &[T]) -> Result<wgpu::Buffer, WgpuError> {
         use wgpu::BufferUsages as Usage;
         let contents: &[u8] = bytemuck::cast_slice(contents);
         let usage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
@@ -221,7 +221,7 @@ impl GpuDevice {
     }
 
     /// A buffer the CPU can read, `bytes` long.
-    pub(crate) fn readback_buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, GpuError> {
+    pub(crate) fn readback_buffer(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer, WgpuError> {
         self.create(what, bytes, wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST, None)
     }
 
@@ -231,10 +231,10 @@ impl GpuDevice {
         bytes: u64,
         usage: wgpu::BufferUsages,
         contents: Option<&[u8]>,
-    ) -> Result<wgpu::Buffer, GpuError> {
+    ) -> Result<wgpu::Buffer, WgpuError> {
         let max = self.summary.max_binding;
         if bytes > max {
-            return Err(GpuError::TooLarge { what: what.to_owned(), bytes, max });
+            return Err(WgpuError::TooLarge { what: what.to_owned(), bytes, max });
         }
         // Bindings are whole vectors of four words.
         let size = bytes.max(16).next_multiple_of(16);
@@ -242,7 +242,7 @@ impl GpuDevice {
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
         let buffer = self.device.create_buffer(&descriptor);
         if pollster::block_on(scope.pop()).is_some() {
-            return Err(GpuError::OutOfMemory { what: what.to_owned(), bytes: Some(bytes) });
+            return Err(WgpuError::OutOfMemory { what: what.to_owned(), bytes: Some(bytes) });
         }
         self.check()?;
         // Not by a buffer that begins mapped: mapping one that could not be made panics.
@@ -321,9 +321,9 @@ impl GpuDevice {
 
     /// The first error that the driver reported out of turn: a lost device, a step it refused. Or that the work
     /// [is cancelled](Self::watch).
-    pub fn check(&self) -> Result<(), GpuError> {
+    pub fn check(&self) -> Result<(), WgpuError> {
         if self.watch.is_cancelled() {
-            return Err(GpuError::Cancelled);
+            return Err(WgpuError::Cancelled);
         }
         match &*self.fault.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
@@ -332,29 +332,29 @@ impl GpuDevice {
     }
 
     /// Keeps an error for the next [`check`](Self::check). Cancelled work says so by itself.
-    pub(crate) fn note(&self, error: GpuError) {
-        if !matches!(error, GpuError::Cancelled) {
+    pub(crate) fn note(&self, error: WgpuError) {
+        if !matches!(error, WgpuError::Cancelled) {
             self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
 
     /// Gives the device up, as if it were unplugged: once what is under way has ended, [`wait`](Self::wait) and all that
-    /// follows give [`GpuError::Lost`].
+    /// follows give [`WgpuError::Lost`].
     pub fn destroy(&self) {
         self.device.destroy();
     }
 
     /// The device and the nanoseconds of a tick of its clock, for timestamp queries.
-    pub fn clock(&self) -> Result<(&wgpu::Device, f32), GpuError> {
+    pub fn clock(&self) -> Result<(&wgpu::Device, f32), WgpuError> {
         if !self.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
-            return Err(GpuError::NoClock { name: self.summary.name.clone() });
+            return Err(WgpuError::NoClock { name: self.summary.name.clone() });
         }
         Ok((&self.device, self.queue.get_timestamp_period()))
     }
 
     /// Waits until `submission` has run, or everything submitted when it is `None`. Work that is cancelled is not waited
     /// for.
-    pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), GpuError> {
+    pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), WgpuError> {
         let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(LOOK_UP) };
         loop {
             let outcome = {
@@ -365,7 +365,7 @@ impl GpuDevice {
             match outcome {
                 Ok(_) => return Ok(()),
                 Err(wgpu::PollError::Timeout) => {}
-                Err(e) => return Err(GpuError::Lost { why: e.to_string() }),
+                Err(e) => return Err(WgpuError::Lost { why: e.to_string() }),
             }
         }
     }
@@ -377,7 +377,7 @@ impl GpuDevice {
 
     /// Reads the first `n` values, one or more, of a device-private buffer: copies it, submits, waits. For tests and
     /// profiles; the forward pass reads results through its own buffers.
-    pub fn read<T: bytemuck::Pod>(&self, buffer: &wgpu::Buffer, n: usize) -> Result<Vec<T>, GpuError> {
+    pub fn read<T: bytemuck::Pod>(&self, buffer: &wgpu::Buffer, n: usize) -> Result<Vec<T>, WgpuError> {
         let bytes = n * size_of::<T>();
         // Copies and maps are whole words.
         let copied = (bytes as u64).next_multiple_of(4);

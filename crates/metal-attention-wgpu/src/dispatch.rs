@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
-use crate::error::GpuError;
+use crate::device::WgpuDevice;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Number of workgroups along one axis.
@@ -182,7 +182,7 @@ impl From<wgpu::BufferBinding<'_>> for Piece {
 }
 
 impl Bound {
-    fn ready(&self, gpu: &GpuDevice) -> Result<&(wgpu::ComputePipeline, wgpu::BindGroup), GpuError> {
+    fn ready(&self, gpu: &WgpuDevice) -> Result<&(wgpu::ComputePipeline, wgpu::BindGroup), WgpuError> {
         if let Some(ready) = self.ready.get() {
             return Ok(ready);
         }
@@ -203,7 +203,7 @@ impl Bound {
             entries: &entries,
         });
         if let Some(e) = pollster::block_on(scope.pop()) {
-            return Err(GpuError::Rejected { what: format!("the buffers of {}", self.key.name), why: e.to_string() });
+            return Err(WgpuError::Rejected { what: format!("the buffers of {}", self.key.name), why: e.to_string() });
         }
         Ok(self.ready.get_or_init(|| (pipeline, bind_group)))
     }
@@ -214,24 +214,24 @@ impl Dispatch {
     /// of `key`. Refuses a buffer that is too short, and a fixed extent that the device cannot run. While pipelines are
     /// built beside other work this one is, too: see [`ready`](Self::ready).
     pub fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         key: &PsoKey,
         buffers: &[(&dyn Bind, Reach)],
         grid: [Extent; 3],
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let max = gpu.wgpu().limits().max_compute_workgroups_per_dimension;
         for extent in grid {
             if let Extent::Fixed(n) | Extent::WhenSplit(n) = extent
                 && n > max
             {
                 let why = format!("it takes {n} workgroups along an axis, and this GPU runs {max}");
-                return Err(GpuError::Mismatch { what: format!("the grid of {}", key.name), why });
+                return Err(WgpuError::Mismatch { what: format!("the grid of {}", key.name), why });
             }
         }
         let room = Room::of(buffers).ok_or_else(|| {
             let lengths = buffers.iter().map(|(buffer, reach)| format!("{} bytes for {reach:?}", buffer.bytes()));
             let why = format!("one is too short: {}", lengths.collect::<Vec<_>>().join(", "));
-            GpuError::Mismatch { what: format!("the buffers of {}", key.name), why }
+            WgpuError::Mismatch { what: format!("the buffers of {}", key.name), why }
         })?;
         let pieces = buffers.iter().map(|(buffer, _)| Piece::from(buffer.binding())).collect();
         let dispatch = Self { of: Arc::new(Bound { key: key.clone(), pieces, ready: OnceLock::new() }), grid, room };
@@ -242,12 +242,12 @@ impl Dispatch {
     }
 
     /// Waits for the pipeline, where it is still being built; an error where it could not be, or does not take the buffers.
-    pub fn ready(&self, gpu: &GpuDevice) -> Result<(), GpuError> {
+    pub fn ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
         self.of.ready(gpu).map(|_| ())
     }
 
     /// Whether nothing is to be waited for: the pipeline is built.
-    pub(crate) fn is_ready(&self, gpu: &GpuDevice) -> bool {
+    pub(crate) fn is_ready(&self, gpu: &WgpuDevice) -> bool {
         self.of.ready.get().is_some() || gpu.pso().is_built(&self.of.key)
     }
 
@@ -270,7 +270,7 @@ impl Dispatch {
     ///
     /// # Panics
     /// When the buffers have [no room](Self::holds) for it.
-    pub fn record(&self, gpu: &GpuDevice, pass: &mut wgpu::ComputePass<'_>, size: StepSize) {
+    pub fn record(&self, gpu: &WgpuDevice, pass: &mut wgpu::ComputePass<'_>, size: StepSize) {
         if !self.runs(size) {
             return;
         }

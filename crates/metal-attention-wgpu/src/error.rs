@@ -3,7 +3,7 @@
 /// Why a GPU cannot be used, or stopped working.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum GpuError {
+pub enum WgpuError {
     /// No adapter at all.
     #[error(
         "no GPU found: no Vulkan, Metal or DirectX 12 driver answered. On Linux install your GPU's Vulkan driver \
@@ -125,7 +125,7 @@ pub enum GpuError {
     },
 }
 
-impl GpuError {
+impl WgpuError {
     /// Why `--device auto` takes the CPU: without the advice for those who asked for a GPU.
     pub fn why_the_cpu(&self) -> String {
         match self {
@@ -140,10 +140,10 @@ pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-impl From<GpuError> for metal_attention_model::ForwardError {
-    fn from(e: GpuError) -> Self {
+impl From<WgpuError> for metal_attention_model::ForwardError {
+    fn from(e: WgpuError) -> Self {
         match e {
-            GpuError::Cancelled => Self::Cancelled,
+            WgpuError::Cancelled => Self::Cancelled,
             e => Self::Device { why: e.to_string() },
         }
     }

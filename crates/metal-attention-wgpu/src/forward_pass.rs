@@ -1,4 +1,4 @@
-//! [`GpuForwardPass`]: the submissions of a step.
+//! [`WgpuForwardPass`]: the submissions of a step.
 
 mod set_up;
 mod snapshot;
@@ -15,13 +15,13 @@ use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, Submiss
 use crate::activations::Activations;
 use crate::at_once::{LayersAtOnce, Untried};
 use crate::kernels::{self, MAX_TOP_K};
-use crate::kv_cache::GpuKvCache;
+use crate::kv_cache::WgpuKvCache;
 use crate::parts::supports;
 use crate::plan::{FEW, Plan};
 use crate::profile;
-use crate::state::GpuStates;
+use crate::state::WgpuStates;
 use crate::waker::Waker;
-use crate::{BatchBuffer, Dispatch, GpuDevice, GpuError, Readback, StepSize};
+use crate::{BatchBuffer, Dispatch, Readback, StepSize, WgpuDevice, WgpuError};
 
 /// Candidates of a short list.
 const TOP_K: usize = MAX_TOP_K;
@@ -62,12 +62,12 @@ pub(super) struct Prepared {
 }
 
 /// Runs a model on a GPU: every step is one submission, that of a prompt a few.
-pub struct GpuForwardPass {
-    pub(super) gpu: Arc<GpuDevice>,
+pub struct WgpuForwardPass {
+    pub(super) gpu: Arc<WgpuDevice>,
     pub(super) spec: ModelSpec,
     pub(super) s: Activations,
-    pub(super) cache: GpuKvCache,
-    pub(super) states: GpuStates,
+    pub(super) cache: WgpuKvCache,
+    pub(super) states: WgpuStates,
     pub(super) one: Plan,
     sequences: Plan,
     few: Plan,
@@ -104,14 +104,14 @@ pub struct GpuForwardPass {
     late: Option<Untried>,
 }
 
-impl GpuForwardPass {
+impl WgpuForwardPass {
     /// Whether there are kernels for every part of `spec`; otherwise an error that names the part that lacks them.
-    pub fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
+    pub fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
         supports(spec)
     }
 
     /// The GPU it runs on.
-    pub fn gpu(&self) -> &Arc<GpuDevice> {
+    pub fn gpu(&self) -> &Arc<WgpuDevice> {
         &self.gpu
     }
 
@@ -264,7 +264,7 @@ impl GpuForwardPass {
         output: Output,
         mut trace: Option<LayerTrace<'_>>,
         mut results: impl FnMut(&[u8]),
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         self.gpu.check()?;
         self.take_late_kernels();
         for part in self.parts(batch, output) {
@@ -287,7 +287,7 @@ impl GpuForwardPass {
         output: Output,
         trace: &mut Option<LayerTrace<'_>>,
         results: &mut impl FnMut(&[u8]),
-    ) -> Result<bool, GpuError> {
+    ) -> Result<bool, WgpuError> {
         let step = self.step_of(part, 0, output);
         let bytes = u64::from(step.size.n_wanted) * self.output(output).1;
         if self.readback.bytes() < bytes + STATE {
@@ -374,7 +374,7 @@ fn log_layers_at_once(layers: &LayersAtOnce) {
     tracing::info!("a token goes through all layers in {n} dispatch(es), one for each buffer of weights");
 }
 
-/// How many of the dispatches of the layers have been submitted when all are recorded; see [`GpuForwardPass::record`].
+/// How many of the dispatches of the layers have been submitted when all are recorded; see [`WgpuForwardPass::record`].
 fn last_bunch(kind: BatchKind, n_dispatches: usize) -> usize {
     let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
     if prompt && n_dispatches >= FIRST_BUNCH { 1 << n_dispatches.ilog2() } else { 0 }
@@ -382,11 +382,11 @@ fn last_bunch(kind: BatchKind, n_dispatches: usize) -> usize {
 
 /// Room for the hidden states of `n_tokens` tokens after every layer: what there is, or more.
 fn reserve_trace(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     trace: Option<(Buffer, Readback)>,
     spec: &ModelSpec,
     n_tokens: usize,
-) -> Result<Option<(Buffer, Readback)>, GpuError> {
+) -> Result<Option<(Buffer, Readback)>, WgpuError> {
     let bytes = 4 * (n_tokens * spec.n_embd * spec.n_layer()) as u64;
     Ok(Some(match trace.filter(|(_, readback)| readback.bytes() >= bytes) {
         Some(trace) => trace,
@@ -394,7 +394,7 @@ fn reserve_trace(
     }))
 }
 
-impl Drop for GpuForwardPass {
+impl Drop for WgpuForwardPass {
     /// A driver that is in the middle of a pipeline when the process ends may take it amiss.
     fn drop(&mut self) {
         if self.late.is_some() {
@@ -403,7 +403,7 @@ impl Drop for GpuForwardPass {
     }
 }
 
-impl ForwardPass for GpuForwardPass {
+impl ForwardPass for WgpuForwardPass {
     fn spec(&self) -> &ModelSpec {
         &self.spec
     }

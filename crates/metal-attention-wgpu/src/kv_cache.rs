@@ -1,6 +1,6 @@
 //! The KV cache in the GPU's memory.
 
-use crate::{Arena, GpuDevice, GpuError, Slice};
+use crate::{Arena, Slice, WgpuDevice, WgpuError};
 use metal_attention_model::{BatchToken, CacheGroups, CacheType, ModelSpec, PageCopy, PageTable};
 use wgpu::Buffer;
 
@@ -8,7 +8,7 @@ use super::parts::MixerKernels;
 
 /// Keys and values of every token so far, in pages that sequences share.
 #[derive(Debug)]
-pub struct GpuKvCache {
+pub struct WgpuKvCache {
     /// Keys and values that each layer reads, `[n_pages, n_head_kv, PAGE, padded elements of a head]` each, with the pages of
     /// the layer's group; `None` where it reads none.
     pub(super) layers: Vec<Option<(Slice, Slice)>>,
@@ -31,17 +31,17 @@ struct Half {
     group: usize,
 }
 
-impl GpuKvCache {
+impl WgpuKvCache {
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         spec: &ModelSpec,
         mixers: &[MixerKernels],
         groups: &CacheGroups,
         cache_type: CacheType,
         layers_in_a_buffer: usize,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let owners: Vec<_> = (0..mixers.len()).filter_map(|i| Some((i, mixers[i].page_bytes()?))).collect();
-        let slices = |half: usize| -> Result<Vec<Slice>, GpuError> {
+        let slices = |half: usize| -> Result<Vec<Slice>, WgpuError> {
             let bytes = |(i, page): &(usize, [u64; 2])| page[half].saturating_mul(groups.n_pages(*i) as u64);
             let sizes: Vec<_> = owners.iter().map(bytes).collect();
             let padded: Vec<_> = sizes.iter().map(|&bytes| Arena::padded(bytes)).collect();
@@ -81,7 +81,7 @@ impl GpuKvCache {
 
     /// Finds pages for tokens and counts them, as [`PageTable::append`] does; what is then to be copied is copied before the
     /// next submission runs.
-    pub(super) fn append(&mut self, gpu: &GpuDevice, batch: &[BatchToken]) {
+    pub(super) fn append(&mut self, gpu: &WgpuDevice, batch: &[BatchToken]) {
         for PageCopy { group, from, to } in self.pages.append(batch) {
             let mut encoder = gpu.encoder();
             let halves = || {

@@ -2,10 +2,10 @@
 
 use metal_attention_model::{BatchToken, ForwardError};
 
-use crate::forward_pass::{GpuForwardPass, Output, STATE};
-use crate::{GpuError, Readback};
+use crate::forward_pass::{Output, STATE, WgpuForwardPass};
+use crate::{Readback, WgpuError};
 
-impl GpuForwardPass {
+impl WgpuForwardPass {
     /// One greedy step of sequences that each go on by one token, and the steps that are expected to follow it. On an error
     /// the cache is as it was.
     pub(super) fn decode_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
@@ -26,7 +26,7 @@ impl GpuForwardPass {
     }
 
     /// The step over a batch that has its pages, and those that are to be submitted after it.
-    fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, GpuError> {
+    fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, WgpuError> {
         self.gpu.check()?;
         while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, 1) {
             if steps.start == 0 {
@@ -49,7 +49,7 @@ impl GpuForwardPass {
     }
 
     /// Submits the greedy step `ahead` tokens after `batch`.
-    fn submit_decode(&mut self, batch: &[BatchToken], ahead: usize) -> Result<(), GpuError> {
+    fn submit_decode(&mut self, batch: &[BatchToken], ahead: usize) -> Result<(), WgpuError> {
         let bytes = 4 * batch.len() as u64;
         let mut readback = match self.free.pop().filter(|r| r.bytes() >= bytes + STATE) {
             Some(readback) => readback,

@@ -3,12 +3,12 @@
 use metal_attention_model::{Linear, Mamba2Spec, Mamba2Weights, MambaDecay, MambaSpec, MambaWeights, NormKind};
 use wgpu::Buffer;
 
-use crate::weights::{GpuLinear, GpuNorm, Uploads};
-use crate::{GpuDevice, GpuError};
+use crate::weights::{Uploads, WgpuLinear, WgpuNorm};
+use crate::{WgpuDevice, WgpuError};
 
 /// Weights of Mamba-2, but for the matrix of its inputs.
 #[derive(Debug)]
-pub(super) struct GpuMamba2 {
+pub(super) struct WgpuMamba2 {
     /// F32 `[n_tap, conv_width]`, the oldest token's first.
     pub(super) taps: Buffer,
     /// `[conv_width]`
@@ -20,13 +20,18 @@ pub(super) struct GpuMamba2 {
     /// `[n_head]`
     pub(super) d: Buffer,
     /// Of each group, `[n_group, width / n_group]`.
-    pub(super) norm: Option<GpuNorm>,
-    pub(super) out: GpuLinear,
+    pub(super) norm: Option<WgpuNorm>,
+    pub(super) out: WgpuLinear,
 }
 
-impl GpuMamba2 {
+impl WgpuMamba2 {
     /// `out`: the output matrix, uploaded.
-    pub(super) fn new(gpu: &GpuDevice, spec: &Mamba2Spec, w: &Mamba2Weights, out: GpuLinear) -> Result<Self, GpuError> {
+    pub(super) fn new(
+        gpu: &WgpuDevice,
+        spec: &Mamba2Spec,
+        w: &Mamba2Weights,
+        out: WgpuLinear,
+    ) -> Result<Self, WgpuError> {
         let norm = match (spec.norm, &w.norm) {
             (Some(eps), Some(weight)) => Some(rms_norm(gpu, spec.width() / spec.n_group, eps, weight)?),
             (None, _) | (_, None) => None,
@@ -45,46 +50,46 @@ impl GpuMamba2 {
 
 /// Weights of Mamba.
 #[derive(Debug)]
-pub(super) struct GpuMamba {
+pub(super) struct WgpuMamba {
     /// `x` and `z` one below the other, those of heads too, `[2 * width, n_embd]`.
-    pub(super) input: GpuLinear,
+    pub(super) input: WgpuLinear,
     /// F32 `[n_tap, width]`, the oldest token's first.
     pub(super) taps: Buffer,
     /// `[width]`
     pub(super) conv_bias: Option<Buffer>,
     /// What gives `dt` before it is expanded, `[dt_rank, width]`.
-    pub(super) select_dt: GpuLinear,
+    pub(super) select_dt: WgpuLinear,
     /// What gives `B` and `C`, `[2 * d_state, width]`.
-    pub(super) select_bc: GpuLinear,
-    pub(super) norms: Option<GpuMambaNorms>,
+    pub(super) select_bc: WgpuLinear,
+    pub(super) norms: Option<WgpuMambaNorms>,
     /// Without its bias, `[n_dt, dt_rank]`.
-    pub(super) dt: GpuLinear,
+    pub(super) dt: WgpuLinear,
     /// `[n_dt]`
     pub(super) dt_bias: Buffer,
     /// Negative: `[d_state, width]`, or `[n_head]`.
     pub(super) a: Buffer,
     /// `[n_dt]`
     pub(super) d: Buffer,
-    pub(super) out: GpuLinear,
+    pub(super) out: WgpuLinear,
 }
 
 /// Norms of what tokens choose by.
 #[derive(Debug)]
-pub(super) struct GpuMambaNorms {
-    pub(super) dt: GpuNorm,
+pub(super) struct WgpuMambaNorms {
+    pub(super) dt: WgpuNorm,
     /// Factors of `B`, then of `C`, `[2, d_state]`.
     pub(super) bc: Buffer,
 }
 
-impl GpuMamba {
+impl WgpuMamba {
     /// `out`: the output matrix, uploaded.
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         spec: &MambaSpec,
         w: &MambaWeights,
-        out: GpuLinear,
+        out: WgpuLinear,
         uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let MambaSpec { width, d_state, dt_rank, n_tap: _, norms, decay } = *spec;
         let at = spec.selection();
         let input: Vec<_> = match decay {
@@ -98,10 +103,10 @@ impl GpuMamba {
         let mut rows = |what: &str, linear: &Linear, parts: &[std::ops::Range<usize>]| {
             let parts: Vec<_> = parts.iter().map(|part| linear.weight.rows(part.clone())).collect();
             let weight = uploads.concat(gpu, what, &parts.iter().collect::<Vec<_>>())?;
-            Ok::<_, GpuError>(GpuLinear { weight, bias: None })
+            Ok::<_, WgpuError>(WgpuLinear { weight, bias: None })
         };
         let norms = match (norms, &w.norms) {
-            (Some(norms), Some([dt, b, c])) => Some(GpuMambaNorms {
+            (Some(norms), Some([dt, b, c])) => Some(WgpuMambaNorms {
                 dt: rms_norm(gpu, dt_rank, norms.eps, dt)?,
                 bc: gpu.upload("a norm", &[&**b, c].concat())?,
             }),
@@ -124,11 +129,11 @@ impl GpuMamba {
     }
 }
 
-fn rms_norm(gpu: &GpuDevice, n: usize, eps: f32, weight: &[f32]) -> Result<GpuNorm, GpuError> {
-    Ok(GpuNorm { kind: NormKind::Rms, eps, n, weights: gpu.upload("a norm", weight)?, has_bias: false })
+fn rms_norm(gpu: &WgpuDevice, n: usize, eps: f32, weight: &[f32]) -> Result<WgpuNorm, WgpuError> {
+    Ok(WgpuNorm { kind: NormKind::Rms, eps, n, weights: gpu.upload("a norm", weight)?, has_bias: false })
 }
 
-fn optional(gpu: &GpuDevice, bias: Option<&Vec<f32>>) -> Result<Option<Buffer>, GpuError> {
+fn optional(gpu: &WgpuDevice, bias: Option<&Vec<f32>>) -> Result<Option<Buffer>, WgpuError> {
     bias.map(|bias| gpu.upload("a bias", bias)).transpose()
 }
 
@@ -194,7 +199,7 @@ pub(super) struct MambaScratch {
 }
 
 impl MambaScratch {
-    pub(super) fn new(gpu: &GpuDevice, widths: &MambaWidths, n_tokens: usize) -> Result<Self, GpuError> {
+    pub(super) fn new(gpu: &WgpuDevice, widths: &MambaWidths, n_tokens: usize) -> Result<Self, WgpuError> {
         let rows = |width: usize| gpu.buffer("activations of Mamba", 4 * n_tokens as u64 * width as u64);
         Ok(Self {
             conv: rows(widths.conv)?,

@@ -7,9 +7,9 @@ use crate::kv_cache::{cache_bytes, copy_bytes};
 use crate::parts::{MixerKernels, UNTURNED};
 use crate::state::{state_bytes, within_bindings};
 
-/// How a [`GpuForwardPass`](super::GpuForwardPass) is set up.
+/// How a [`WgpuForwardPass`](super::WgpuForwardPass) is set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuForwardPassOptions {
+pub struct WgpuForwardPassOptions {
     /// Positions each sequence has room for.
     pub n_ctx: usize,
     /// Sequences the KV cache holds.
@@ -36,7 +36,7 @@ pub struct GpuForwardPassOptions {
     pub layers_in_a_buffer: usize,
 }
 
-impl Default for GpuForwardPassOptions {
+impl Default for WgpuForwardPassOptions {
     fn default() -> Self {
         Self {
             n_ctx: 4096,
@@ -53,7 +53,7 @@ impl Default for GpuForwardPassOptions {
     }
 }
 
-impl GpuForwardPassOptions {
+impl WgpuForwardPassOptions {
     /// What they have room for where `spec` runs, on a GPU whose largest binding is `max_binding` bytes.
     pub(super) fn capacity(&self, spec: &ModelSpec, max_binding: u64) -> Capacity {
         let Self { n_seq, n_cache, n_windows, state_cache, n_ubatch, .. } = *self;

@@ -8,14 +8,14 @@ use metal_attention_model::{
     SharedExpert, ShortConvSpec, Weights,
 };
 
-use crate::GpuError;
+use crate::WgpuError;
 use crate::kernels::{
     AttentionShape, ConvolutionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS,
     MAX_FAST_HEAD_DIM, MAX_TAPS, MAX_USED_EXPERTS,
 };
 
 /// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
-pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
+pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
     // Scale, token types, positions, norm, embeddings for each layer and streams are all run; so are all of the output's parts:
     // what follows pooling is no matter of a forward pass.
     let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
@@ -24,11 +24,11 @@ pub(super) fn supports(spec: &ModelSpec) -> Result<(), GpuError> {
         let alone = per_layer.is_none() || streams.active != 0;
         let of_a_kind = spec.layers.iter().all(|layer| matches!(layer.residual, Residual::Sequential { .. }));
         if alone || !of_a_kind {
-            return Err(GpuError::UnsupportedPart { part: "residual streams but for those of Gemma 3n" });
+            return Err(WgpuError::UnsupportedPart { part: "residual streams but for those of Gemma 3n" });
         }
     }
     let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
-    spec.layers.iter().try_for_each(layer).map_err(|part| GpuError::UnsupportedPart { part })
+    spec.layers.iter().try_for_each(layer).map_err(|part| WgpuError::UnsupportedPart { part })
 }
 
 fn layer(layer: &LayerSpec) -> Result<(), &'static str> {

@@ -21,11 +21,11 @@ use crate::forward_pass::Output;
 use crate::kernels::{
     self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNorm, Rows, SplitTile, TOKEN_TILE,
 };
-use crate::kv_cache::GpuKvCache;
+use crate::kv_cache::WgpuKvCache;
 use crate::parts::MixerKernels;
-use crate::state::GpuStates;
-use crate::weights::{GpuLinear, GpuNorm, GpuWeights};
-use crate::{Dispatch, GpuDevice, GpuError, GpuMatrix, StepSize};
+use crate::state::WgpuStates;
+use crate::weights::{WgpuLinear, WgpuNorm, WgpuWeights};
+use crate::{Dispatch, StepSize, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// Most tokens of a batch that is multiplied token by token instead of tile by tile, and sequences decoded side by side.
 pub(super) const FEW: usize = 16;
@@ -34,7 +34,7 @@ pub(super) const FEW: usize = 16;
 const FEW_ON_UNITS: usize = 128;
 
 /// How many are a few on `gpu`.
-pub(super) fn few_on(gpu: &GpuDevice, exact: bool) -> AFew {
+pub(super) fn few_on(gpu: &WgpuDevice, exact: bool) -> AFew {
     let tokens = if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW };
     AFew { sequences: FEW, tokens }
 }
@@ -77,12 +77,12 @@ impl Plan {
     }
 
     /// Whether the pipelines of all dispatches are there.
-    pub(super) fn is_ready(&self, gpu: &GpuDevice) -> bool {
+    pub(super) fn is_ready(&self, gpu: &WgpuDevice) -> bool {
         self.all().all(|dispatch| dispatch.is_ready(gpu))
     }
 
     /// Waits for the pipelines of all dispatches; an error where one could not be built.
-    pub(super) fn ready(&self, gpu: &GpuDevice) -> Result<(), GpuError> {
+    pub(super) fn ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
         self.all().try_for_each(|dispatch| dispatch.ready(gpu))
     }
 
@@ -113,12 +113,12 @@ impl Plan {
 
 /// What the dispatches work on.
 pub(super) struct PlanBuilder<'a> {
-    pub(super) gpu: &'a GpuDevice,
+    pub(super) gpu: &'a WgpuDevice,
     pub(super) spec: &'a ModelSpec,
-    pub(super) weights: &'a GpuWeights,
+    pub(super) weights: &'a WgpuWeights,
     pub(super) s: &'a Activations,
-    pub(super) cache: &'a GpuKvCache,
-    pub(super) states: &'a GpuStates,
+    pub(super) cache: &'a WgpuKvCache,
+    pub(super) states: &'a WgpuStates,
     pub(super) mixers: &'a [MixerKernels],
     /// Cosines and sines of each layer.
     pub(super) rope: &'a [Buffer],
@@ -143,7 +143,7 @@ enum Method {
 /// A matrix product and where its results go.
 #[derive(Clone, Copy)]
 struct Product<'a> {
-    linear: (&'a GpuMatrix, Option<&'a Buffer>),
+    linear: (&'a WgpuMatrix, Option<&'a Buffer>),
     output: MatvecOutput,
     rows: Rows,
     x: &'a Buffer,
@@ -152,7 +152,7 @@ struct Product<'a> {
 
 impl<'a> Product<'a> {
     /// A product for all tokens.
-    fn new(linear: &'a GpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
+    fn new(linear: &'a WgpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
         Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: Rows::Tokens, x, y }
     }
 }
@@ -161,13 +161,13 @@ impl<'a> Product<'a> {
 #[derive(Clone, Copy)]
 enum Input<'a> {
     /// The norm is still to be taken of the stream; kernels for products do it on the way.
-    Norm(&'a GpuNorm),
+    Norm(&'a WgpuNorm),
     /// It lies there.
     Ready(&'a Buffer),
 }
 
 impl PlanBuilder<'_> {
-    pub(super) fn build(&self) -> Result<Plan, GpuError> {
+    pub(super) fn build(&self) -> Result<Plan, WgpuError> {
         let (s, n_vocab) = (self.s, self.spec.n_vocab);
         let (mut argmax, mut top_k) = (Vec::new(), Vec::new());
         if self.spec.output.head.is_some() {
@@ -196,7 +196,7 @@ impl PlanBuilder<'_> {
     }
 
     /// How a product with `matrix` is computed.
-    fn method(&self, matrix: &GpuMatrix) -> Method {
+    fn method(&self, matrix: &WgpuMatrix) -> Method {
         let features = self.gpu.features();
         if self.kind == BatchKind::One {
             return Method::TokenByToken(1);
@@ -220,9 +220,9 @@ impl PlanBuilder<'_> {
     fn input<'n>(
         &'n self,
         d: &mut Vec<Dispatch>,
-        norm: Option<&'n GpuNorm>,
+        norm: Option<&'n WgpuNorm>,
         shared: bool,
-    ) -> Result<Input<'n>, GpuError> {
+    ) -> Result<Input<'n>, WgpuError> {
         let Some(norm) = norm else { return Ok(Input::Ready(&self.s.x)) };
         if !shared && norm.kind == NormKind::Rms && !norm.has_bias {
             return Ok(Input::Norm(norm));
@@ -232,13 +232,13 @@ impl PlanBuilder<'_> {
     }
 
     /// `y = norm(x)` over rows of the norm's length, with the rest as `of` says; `None`: in place.
-    fn norm(&self, norm: &GpuNorm, of: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, GpuError> {
+    fn norm(&self, norm: &WgpuNorm, of: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
         let of = NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..of };
         kernels::norm(self.gpu, of, x, Some(&norm.weights), y, self.batch)
     }
 
     /// The product with `input`, in place of the one that `product` has.
-    fn product_of(&self, d: &mut Vec<Dispatch>, input: Input<'_>, product: Product<'_>) -> Result<(), GpuError> {
+    fn product_of(&self, d: &mut Vec<Dispatch>, input: Input<'_>, product: Product<'_>) -> Result<(), WgpuError> {
         match input {
             Input::Norm(norm) => self.norm_and_product(d, norm, product),
             Input::Ready(x) => self.multiply(d, Product { x, ..product }),
@@ -247,7 +247,7 @@ impl PlanBuilder<'_> {
 
     /// The product of `norm(x)`, an RMSNorm that adds nothing. Most kernels reckon it on the way; a norm of its own would cost
     /// a whole dispatch more.
-    fn norm_and_product(&self, d: &mut Vec<Dispatch>, norm: &GpuNorm, product: Product<'_>) -> Result<(), GpuError> {
+    fn norm_and_product(&self, d: &mut Vec<Dispatch>, norm: &WgpuNorm, product: Product<'_>) -> Result<(), WgpuError> {
         let (weight, eps) = (&norm.weights, norm.eps);
         if !matches!(
             self.method(product.linear.0),
@@ -264,17 +264,17 @@ impl PlanBuilder<'_> {
     }
 
     /// The product of `norm(x)`, an RMSNorm of whole rows that adds nothing, for one token, whose kernel reckons it on the way.
-    fn multiply_normed(&self, d: &mut Vec<Dispatch>, norm: &GpuNorm, product: Product<'_>) -> Result<(), GpuError> {
+    fn multiply_normed(&self, d: &mut Vec<Dispatch>, norm: &WgpuNorm, product: Product<'_>) -> Result<(), WgpuError> {
         d.extend(self.matvec(MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, product)?);
         Ok(())
     }
 
-    fn multiply(&self, d: &mut Vec<Dispatch>, product: Product<'_>) -> Result<(), GpuError> {
+    fn multiply(&self, d: &mut Vec<Dispatch>, product: Product<'_>) -> Result<(), WgpuError> {
         d.extend(self.matvec(MatvecInput::Plain, product)?);
         Ok(())
     }
 
-    fn matvec(&self, input: MatvecInput<'_>, product: Product<'_>) -> Result<Vec<Dispatch>, GpuError> {
+    fn matvec(&self, input: MatvecInput<'_>, product: Product<'_>) -> Result<Vec<Dispatch>, WgpuError> {
         let Product { linear: (matrix, bias), output, rows, x, y } = product;
         let (gpu, batch) = (self.gpu, self.batch);
         let options = MatvecOptions { input, output, rows, bias };

@@ -7,10 +7,10 @@ use wgpu::{
     BufferDescriptor, BufferUsages, ComputePassDescriptor, ComputePassTimestampWrites, QuerySetDescriptor, QueryType,
 };
 
-use crate::forward_pass::{GpuForwardPass, Output, Step};
+use crate::forward_pass::{Output, Step, WgpuForwardPass};
 use crate::kernels;
 use crate::segments::repeatable;
-use crate::{Dispatch, GpuError, StepSize};
+use crate::{Dispatch, StepSize, WgpuError};
 
 /// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
 const PASSES_AT_ONCE: usize = 2048;
@@ -22,7 +22,7 @@ without a profile greedy steps are queued ahead, and the dispatches of a step sh
 /// From when to when a pass ran, in ticks of the GPU's clock.
 type Ticks = [u64; 2];
 
-impl GpuForwardPass {
+impl WgpuForwardPass {
     /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
@@ -32,7 +32,7 @@ impl GpuForwardPass {
 
     /// Times the step over `batch` that is about to run: as it is, then each of its dispatches in a pass of its own,
     /// which costs some extra time of its own. Both runs leave behind what the step itself will.
-    pub(super) fn profile_step(&mut self, phase: Phase, batch: &[BatchToken], output: Output) -> Result<(), GpuError> {
+    pub(super) fn profile_step(&mut self, phase: Phase, batch: &[BatchToken], output: Output) -> Result<(), WgpuError> {
         self.write_pages(batch);
         let Step { kind, size, in_order, .. } = self.step_of(batch, 0, output);
         let plan = self.plan(kind);
@@ -71,7 +71,7 @@ impl GpuForwardPass {
         batch: &[BatchToken],
         size: StepSize,
         passes: &[&[&Dispatch]],
-    ) -> Result<Vec<Ticks>, GpuError> {
+    ) -> Result<Vec<Ticks>, WgpuError> {
         let gpu = &*self.gpu;
         let (device, _) = gpu.clock()?;
         self.write_batch(batch);

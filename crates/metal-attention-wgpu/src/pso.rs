@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Instant;
 
 use crate::adapter::AdapterSummary;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::disk_cache::DiskCache;
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::shader::{Constant, wgsl};
 
 /// A kernel and its constants: on a given device, one pipeline.
@@ -36,7 +36,7 @@ impl PsoKey {
     }
 }
 
-type Slot = Arc<OnceLock<Result<wgpu::ComputePipeline, GpuError>>>;
+type Slot = Arc<OnceLock<Result<wgpu::ComputePipeline, WgpuError>>>;
 
 /// Pipelines by their key.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl PsoCache {
 
     /// The pipeline of `key`, built now when it is not there yet. Threads that ask for different keys build in
     /// parallel.
-    pub fn get(&self, gpu: &GpuDevice, key: &PsoKey) -> Result<wgpu::ComputePipeline, GpuError> {
+    pub fn get(&self, gpu: &WgpuDevice, key: &PsoKey) -> Result<wgpu::ComputePipeline, WgpuError> {
         gpu.check()?;
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,11 +90,11 @@ impl PsoCache {
 
     /// Starts threads that build the pipelines of dispatches beside other work. Such a dispatch is made at once, and
     /// [`Dispatch::ready`](crate::Dispatch::ready) tells whether its pipeline could be built.
-    pub(crate) fn build_beside(gpu: &Arc<GpuDevice>) -> Builders {
+    pub(crate) fn build_beside(gpu: &Arc<WgpuDevice>) -> Builders {
         let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_BUILDERS);
         // A builder thread ends when `open` is 0 and the queue is empty.
         gpu.pso().asked().open += 1;
-        let begin = |gpu: Arc<GpuDevice>| thread::Builder::new().spawn(move || gpu.pso().build_asked(&gpu));
+        let begin = |gpu: Arc<WgpuDevice>| thread::Builder::new().spawn(move || gpu.pso().build_asked(&gpu));
         let threads = (0..n_threads).map_while(|_| begin(Arc::clone(gpu)).ok());
         let has_threads = threads.count() > 0;
         if !has_threads {
@@ -137,7 +137,7 @@ impl PsoCache {
     }
 
     /// Builds what is asked for, in that order, as long as somebody may ask.
-    fn build_asked(&self, gpu: &GpuDevice) {
+    fn build_asked(&self, gpu: &WgpuDevice) {
         let mut asked = self.asked();
         loop {
             if let Some(key) = asked.keys.pop_front() {
@@ -168,7 +168,7 @@ impl PsoCache {
 /// Threads that build pipelines, for as long as somebody may ask for some. Where this is dropped they build no more.
 #[derive(Debug)]
 pub(crate) struct Builders {
-    gpu: Arc<GpuDevice>,
+    gpu: Arc<WgpuDevice>,
     /// The system gave threads for it.
     has_threads: bool,
     finish: bool,
@@ -196,10 +196,10 @@ impl Drop for Builders {
 }
 
 fn build(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     key: &PsoKey,
     cache: Option<&wgpu::PipelineCache>,
-) -> Result<wgpu::ComputePipeline, GpuError> {
+) -> Result<wgpu::ComputePipeline, WgpuError> {
     let device = gpu.wgpu();
     let begin = Instant::now();
     let source = wgsl(key.file, &key.constants, gpu.features());
@@ -233,6 +233,6 @@ fn build(
     tracing::debug!(kernel = key.name, bytes, text, module, compiled, "a pipeline, in ms");
     match pollster::block_on(scope.pop()) {
         None => Ok(pipeline),
-        Some(e) => Err(GpuError::Rejected { what: format!("the kernel {}", key.name), why: e.to_string() }),
+        Some(e) => Err(WgpuError::Rejected { what: format!("the kernel {}", key.name), why: e.to_string() }),
     }
 }

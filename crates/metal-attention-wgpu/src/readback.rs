@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use wgpu::{Buffer, BufferAsyncError, CommandEncoder, SubmissionIndex};
 
-use crate::device::GpuDevice;
-use crate::error::GpuError;
+use crate::device::WgpuDevice;
+use crate::error::WgpuError;
 
 /// A buffer the CPU can read, filled by a copy at the end of a step.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct Readback {
 
 impl Readback {
     /// A buffer of `bytes` bytes.
-    pub fn new(gpu: &GpuDevice, bytes: u64) -> Result<Self, GpuError> {
+    pub fn new(gpu: &WgpuDevice, bytes: u64) -> Result<Self, WgpuError> {
         Ok(Self {
             buffer: gpu.readback_buffer("results to read", bytes)?,
             bytes,
@@ -59,8 +59,8 @@ impl Readback {
     }
 
     /// Waits for what [`map`](Self::map) asked for and hands `read` its first `bytes` bytes.
-    pub fn read<T>(&mut self, gpu: &GpuDevice, bytes: u64, read: impl FnOnce(&[u8]) -> T) -> Result<T, GpuError> {
-        let lost = |why: String| GpuError::Lost { why: format!("a result never arrived: {why}") };
+    pub fn read<T>(&mut self, gpu: &WgpuDevice, bytes: u64, read: impl FnOnce(&[u8]) -> T) -> Result<T, WgpuError> {
+        let lost = |why: String| WgpuError::Lost { why: format!("a result never arrived: {why}") };
         let (submission, mapped) = self.pending.take().ok_or_else(|| lost("nothing was asked for".into()))?;
         let mut answer = mapped.try_recv().ok();
         if answer.is_none() {

@@ -1,14 +1,14 @@
 //! Recurrent states in the GPU's memory, in slots that the sequences' [`PageTable`](metal_attention_model::PageTable) names.
 
 use crate::kernels::segment_words;
-use crate::{Arena, GpuDevice, GpuError, Slice};
+use crate::{Arena, Slice, WgpuDevice, WgpuError};
 use metal_attention_model::{CacheGroups, Capacity, ModelSpec, Segment, StateLayout};
 use wgpu::Buffer;
 
 /// The states of every layer that keeps some, in slots. A slot holds the state of a text after some tokens; the first one is
 /// that of the empty text: zeros, which nobody writes to.
 #[derive(Debug)]
-pub(super) struct GpuStates {
+pub(super) struct WgpuStates {
     /// Those of each layer, F32 `[n_slots, elements]`, where it keeps some.
     layers: Vec<Option<Slice>>,
     /// Bytes of a slot of each layer.
@@ -19,14 +19,14 @@ pub(super) struct GpuStates {
     bytes: u64,
 }
 
-impl GpuStates {
+impl WgpuStates {
     /// Zeros for all states that `groups` have room for, and room for the segments of `n_tokens` tokens.
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         spec: &ModelSpec,
         groups: &CacheGroups,
         n_tokens: usize,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let what = "the recurrent states";
         let layout = StateLayout::new(spec);
         let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
@@ -87,7 +87,7 @@ impl GpuStates {
     ///
     /// # Panics
     /// When there are more than there is room for, or as [`segment_words`] does: shaders take it that there are none.
-    pub(super) fn write(&self, gpu: &GpuDevice, segments: &[Segment]) {
+    pub(super) fn write(&self, gpu: &WgpuDevice, segments: &[Segment]) {
         if self.is_empty() {
             return;
         }

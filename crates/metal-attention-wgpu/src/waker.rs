@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use wgpu::{ComputePassDescriptor, DeviceType, SubmissionIndex};
 
 use crate::plan::Plan;
-use crate::{GpuDevice, StepSize};
+use crate::{StepSize, WgpuDevice};
 
 /// How long a bunch of work should take: so long may what comes have to wait for it.
 const BUNCH: Duration = Duration::from_millis(2);
@@ -29,13 +29,13 @@ pub(super) struct Waker {
 }
 
 impl Waker {
-    pub(super) fn new(gpu: &GpuDevice) -> Self {
+    pub(super) fn new(gpu: &WgpuDevice) -> Self {
         Self { products: 1, is_of_use: gpu.summary().kind == DeviceType::DiscreteGpu }
     }
 
     /// A bunch of products, which is waited for; then as many as take [`BUNCH`] the next time. False where there is no use in
     /// more of them.
-    pub(super) fn wake(&mut self, gpu: &GpuDevice, plan: &Plan) -> bool {
+    pub(super) fn wake(&mut self, gpu: &WgpuDevice, plan: &Plan) -> bool {
         let start = Instant::now();
         // An error is the next step's to find.
         if self.submit(gpu, plan).is_none_or(|submission| gpu.wait(Some(submission)).is_err()) {
@@ -52,14 +52,14 @@ impl Waker {
 
     /// A product beside the upload of weights, of which `done` are there, which nobody waits for: little enough to hold no
     /// upload up, and where the kernels are there already.
-    pub(super) fn beside_upload(&self, gpu: &GpuDevice, plan: &Plan, done: f64) {
+    pub(super) fn beside_upload(&self, gpu: &WgpuDevice, plan: &Plan, done: f64) {
         if done >= LAST_PART && plan.head.iter().all(|dispatch| dispatch.is_ready(gpu)) {
             self.submit(gpu, plan);
         }
     }
 
     /// Submits a bunch; `None` where that is of no use.
-    fn submit(&self, gpu: &GpuDevice, plan: &Plan) -> Option<SubmissionIndex> {
+    fn submit(&self, gpu: &WgpuDevice, plan: &Plan) -> Option<SubmissionIndex> {
         if !self.is_of_use || plan.head.is_empty() || gpu.check().is_err() {
             return None;
         }

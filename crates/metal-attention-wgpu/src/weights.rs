@@ -14,25 +14,25 @@ use metal_attention_model::{
 use wgpu::Buffer;
 
 use crate::kernels::LayerMatrices;
-use crate::mamba::{GpuMamba, GpuMamba2};
+use crate::mamba::{WgpuMamba, WgpuMamba2};
 use crate::parts::PlainWeights;
-use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
-pub(super) use attention::GpuAttention;
-pub(super) use delta_rule::{GpuDeltaRule, GpuLowRank};
-pub(super) use experts::GpuExperts;
-pub(super) use rwkv::{GpuChannelMix, GpuRwkv6, GpuRwkv7};
+use crate::{Arena, WgpuDevice, WgpuError, WgpuMatrix};
+pub(super) use attention::WgpuAttention;
+pub(super) use delta_rule::{WgpuDeltaRule, WgpuLowRank};
+pub(super) use experts::WgpuExperts;
+pub(super) use rwkv::{WgpuChannelMix, WgpuRwkv6, WgpuRwkv7};
 pub(super) use uploads::Uploads;
 
 /// `y = W x + b`, of one or several matrices of the file that share their input.
 #[derive(Debug)]
-pub(super) struct GpuLinear {
-    pub(super) weight: GpuMatrix,
+pub(super) struct WgpuLinear {
+    pub(super) weight: WgpuMatrix,
     pub(super) bias: Option<Buffer>,
 }
 
 /// A norm with its weights.
 #[derive(Debug)]
-pub(super) struct GpuNorm {
+pub(super) struct WgpuNorm {
     pub(super) kind: NormKind,
     pub(super) eps: f32,
     /// Elements of a row.
@@ -44,164 +44,164 @@ pub(super) struct GpuNorm {
 
 /// One layer's weights.
 #[derive(Debug)]
-pub(super) struct GpuLayer {
-    pub(super) mixer_norm: Option<GpuNorm>,
-    pub(super) mixer: GpuMixer,
-    pub(super) mixer_post_norm: Option<GpuNorm>,
-    pub(super) feed_forward_norm: Option<GpuNorm>,
-    pub(super) feed_forward: GpuFeedForward,
-    pub(super) feed_forward_post_norm: Option<GpuNorm>,
+pub(super) struct WgpuLayer {
+    pub(super) mixer_norm: Option<WgpuNorm>,
+    pub(super) mixer: WgpuMixer,
+    pub(super) mixer_post_norm: Option<WgpuNorm>,
+    pub(super) feed_forward_norm: Option<WgpuNorm>,
+    pub(super) feed_forward: WgpuFeedForward,
+    pub(super) feed_forward_post_norm: Option<WgpuNorm>,
     /// Norms of the sums after mixer and feed-forward.
-    pub(super) sum_norms: Option<[GpuNorm; 2]>,
+    pub(super) sum_norms: Option<[WgpuNorm; 2]>,
     /// What the layer does with its own embedding.
-    pub(super) own_embedding: Option<GpuOwnEmbedding>,
+    pub(super) own_embedding: Option<WgpuOwnEmbedding>,
     /// How the layer goes about with several residual streams.
-    pub(super) streams: Option<GpuLayerStreams>,
+    pub(super) streams: Option<WgpuLayerStreams>,
     /// Factor on the layer's result.
     pub(super) output_scale: f32,
 }
 
 /// Weights of a mixer.
 #[derive(Debug)]
-pub(super) enum GpuMixer {
+pub(super) enum WgpuMixer {
     /// Of attention.
-    Attention(GpuAttention),
+    Attention(WgpuAttention),
     /// Of latent attention.
     Latent {
         /// Compressed queries and their norm.
-        q_a: Option<(GpuLinear, GpuNorm)>,
-        q: GpuLinear,
+        q_a: Option<(WgpuLinear, WgpuNorm)>,
+        q: WgpuLinear,
         /// The compressed row and the shared key.
-        kv_a: GpuLinear,
+        kv_a: WgpuLinear,
         /// Weight of the row's norm.
         kv_a_norm: Buffer,
         /// The heads' matrices to the compressed row, one below the other.
-        k_b: GpuMatrix,
+        k_b: WgpuMatrix,
         /// And from it to values.
-        v_b: GpuMatrix,
-        out: GpuLinear,
+        v_b: WgpuMatrix,
+        out: WgpuLinear,
     },
     /// Of a gated short convolution.
     ShortConv {
         /// Both gates and the convolution's input.
-        input: GpuLinear,
+        input: WgpuLinear,
         /// F32 `[n_tap, width]`, the oldest token's first.
         taps: Buffer,
-        out: GpuLinear,
+        out: WgpuLinear,
     },
     /// Of a gated delta rule.
-    DeltaRule(GpuDeltaRule),
+    DeltaRule(WgpuDeltaRule),
     /// Of Mamba.
-    Mamba(GpuMamba),
+    Mamba(WgpuMamba),
     /// Of Mamba-2.
     Mamba2 {
         /// `z`, `x`, `B`, `C` and `dt`.
-        input: GpuLinear,
-        mamba2: GpuMamba2,
+        input: WgpuLinear,
+        mamba2: WgpuMamba2,
     },
     /// Of attention and Mamba-2 side by side.
     AttentionAndMamba2 {
         /// Behind queries, keys and values are Mamba-2's inputs.
-        attention: GpuAttention,
-        mamba2: GpuMamba2,
+        attention: WgpuAttention,
+        mamba2: WgpuMamba2,
     },
     /// Of RWKV-6's time mix.
-    Rwkv6(Box<GpuRwkv6>),
+    Rwkv6(Box<WgpuRwkv6>),
     /// Of RWKV-7's time mix.
-    Rwkv7(Box<GpuRwkv7>),
+    Rwkv7(Box<WgpuRwkv7>),
     /// None.
     None,
 }
 
 /// Weights of a feed-forward.
 #[derive(Debug)]
-pub(super) enum GpuFeedForward {
+pub(super) enum WgpuFeedForward {
     /// The same for all tokens.
-    Dense(GpuDense),
+    Dense(WgpuDense),
     /// Experts.
-    Experts(Box<GpuExperts>),
+    Experts(Box<WgpuExperts>),
     /// RWKV's channel mix.
-    ChannelMix(GpuChannelMix),
+    ChannelMix(WgpuChannelMix),
     /// None.
     None,
 }
 
 /// Weights of a feed-forward that is the same for all tokens.
 #[derive(Debug)]
-pub(super) struct GpuDense {
+pub(super) struct WgpuDense {
     /// Rows of gate and up by turns; up alone where there is no gate.
-    pub(super) gate_up: GpuLinear,
-    pub(super) down: GpuLinear,
+    pub(super) gate_up: WgpuLinear,
+    pub(super) down: WgpuLinear,
 }
 
 /// What a layer does with its own embedding.
 #[derive(Debug)]
-pub(super) struct GpuOwnEmbedding {
-    pub(super) gate: GpuLinear,
-    pub(super) proj: GpuLinear,
-    pub(super) post_norm: GpuNorm,
+pub(super) struct WgpuOwnEmbedding {
+    pub(super) gate: WgpuLinear,
+    pub(super) proj: WgpuLinear,
+    pub(super) post_norm: WgpuNorm,
 }
 
 /// How a layer goes about with several residual streams.
 #[derive(Debug)]
-pub(super) struct GpuLayerStreams {
-    pub(super) router_norm: GpuNorm,
-    pub(super) router: GpuLinear,
+pub(super) struct WgpuLayerStreams {
+    pub(super) router_norm: WgpuNorm,
+    pub(super) router: WgpuLinear,
     /// F32 `[n * n, n]`.
     pub(super) predict: Buffer,
     /// F32 `[n, n]`.
     pub(super) correct: Buffer,
     /// Factor on the first stream before its embedding, `[n_embd]`.
     pub(super) correct_scale: Buffer,
-    pub(super) laurel_l: GpuLinear,
-    pub(super) laurel_r: GpuLinear,
-    pub(super) laurel_norm: GpuNorm,
+    pub(super) laurel_l: WgpuLinear,
+    pub(super) laurel_r: WgpuLinear,
+    pub(super) laurel_norm: WgpuNorm,
 }
 
 /// What makes residual streams of one, and one of them: of each but the first.
 #[derive(Debug)]
-pub(super) struct GpuStreams {
-    pub(super) proj: Vec<GpuLinear>,
-    pub(super) unembd_proj: Vec<GpuLinear>,
+pub(super) struct WgpuStreams {
+    pub(super) proj: Vec<WgpuLinear>,
+    pub(super) unembd_proj: Vec<WgpuLinear>,
 }
 
 /// Tables of the embeddings for each layer.
 #[derive(Debug)]
-pub(super) struct GpuPerLayer {
-    pub(super) token_embd: GpuMatrix,
-    pub(super) model_proj: GpuLinear,
-    pub(super) proj_norm: GpuNorm,
+pub(super) struct WgpuPerLayer {
+    pub(super) token_embd: WgpuMatrix,
+    pub(super) model_proj: WgpuLinear,
+    pub(super) proj_norm: WgpuNorm,
 }
 
 /// The whole model's weights.
 #[derive(Debug)]
-pub(super) struct GpuWeights {
-    pub(super) token_embd: GpuMatrix,
+pub(super) struct WgpuWeights {
+    pub(super) token_embd: WgpuMatrix,
     /// Added to every embedding.
     pub(super) token_type: Option<Buffer>,
     /// Learned positions in 32-bit floats, and their number.
     pub(super) positions: Option<(Buffer, usize)>,
-    pub(super) embedding_norm: Option<GpuNorm>,
-    pub(super) per_layer: Option<GpuPerLayer>,
-    pub(super) streams: Option<GpuStreams>,
-    pub(super) layers: Vec<GpuLayer>,
-    pub(super) output_norm: Option<GpuNorm>,
+    pub(super) embedding_norm: Option<WgpuNorm>,
+    pub(super) per_layer: Option<WgpuPerLayer>,
+    pub(super) streams: Option<WgpuStreams>,
+    pub(super) layers: Vec<WgpuLayer>,
+    pub(super) output_norm: Option<WgpuNorm>,
     /// The output head where it is not the embedding table.
-    output: Option<GpuMatrix>,
+    output: Option<WgpuMatrix>,
     /// What is added to the logits.
     pub(super) output_bias: Option<Buffer>,
 }
 
-impl GpuWeights {
+impl WgpuWeights {
     /// Finds a place for every weight, and uploads all but the matrices, whose rows come with `uploads`. A matrix is one or more
     /// buffers. Layers whose matrices one binding reaches, at most `layers_in_a_buffer`, share a buffer.
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         spec: &ModelSpec,
         weights: &Weights,
         layers_in_a_buffer: usize,
         uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let mut own = |what: &str, tensor: &Tensor| uploads.concat(gpu, what, &[tensor]);
         let output = weights.own_head().map(|head| own("the output head", &head.weight)).transpose()?;
         let token_embd = own("the embedding table", &weights.token_embd.weight)?;
@@ -211,10 +211,10 @@ impl GpuWeights {
         };
         let token_type = weights.token_type.as_ref().map(|row| gpu.upload("the token type", row)).transpose()?;
         let per_layer = match (&spec.embedding.per_layer, &weights.per_layer) {
-            (Some(spec), Some(w)) => Some(GpuPerLayer {
+            (Some(spec), Some(w)) => Some(WgpuPerLayer {
                 token_embd: own("the layers' embedding tables", &w.token_embd.weight)?,
                 model_proj: concat(gpu, "the layers' projection", &[&w.model_proj], uploads)?,
-                proj_norm: GpuNorm::new(gpu, &spec.proj_norm, &w.proj_norm)?,
+                proj_norm: WgpuNorm::new(gpu, &spec.proj_norm, &w.proj_norm)?,
             }),
             _ => None,
         };
@@ -223,7 +223,7 @@ impl GpuWeights {
             linears.iter().map(linear).collect::<Result<Vec<_>, _>>()
         };
         let streams = match &weights.streams {
-            Some(w) => Some(GpuStreams { proj: each(&w.proj)?, unembd_proj: each(&w.unembd_proj)? }),
+            Some(w) => Some(WgpuStreams { proj: each(&w.proj)?, unembd_proj: each(&w.unembd_proj)? }),
             None => None,
         };
         // As few buffers for the matrices of all layers as can be: one kernel runs through those of a buffer.
@@ -232,7 +232,7 @@ impl GpuWeights {
         for (n, arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {
             uploads.arena = arena;
             for i in layers.len()..layers.len() + n {
-                layers.push(GpuLayer::new(gpu, spec, &spec.layers[i], &weights.layers[i], uploads)?);
+                layers.push(WgpuLayer::new(gpu, spec, &spec.layers[i], &weights.layers[i], uploads)?);
             }
         }
         let output_bias = weights.output.as_ref().and_then(|linear| linear.bias.as_ref());
@@ -240,24 +240,24 @@ impl GpuWeights {
             token_embd,
             token_type,
             positions,
-            embedding_norm: GpuNorm::optional(gpu, spec.embedding.norm.as_ref(), weights.embedding_norm.as_ref())?,
+            embedding_norm: WgpuNorm::optional(gpu, spec.embedding.norm.as_ref(), weights.embedding_norm.as_ref())?,
             per_layer,
             streams,
             layers,
-            output_norm: GpuNorm::optional(gpu, spec.output.norm.as_ref(), weights.output_norm.as_ref())?,
+            output_norm: WgpuNorm::optional(gpu, spec.output.norm.as_ref(), weights.output_norm.as_ref())?,
             output,
             output_bias: output_bias.map(|bias| gpu.upload("a bias", bias)).transpose()?,
         })
     }
 
     /// The output head.
-    pub(super) fn output(&self) -> &GpuMatrix {
+    pub(super) fn output(&self) -> &WgpuMatrix {
         self.output.as_ref().unwrap_or(&self.token_embd)
     }
 }
 
-impl GpuNorm {
-    fn new(gpu: &GpuDevice, norm: &Norm, w: &NormWeights) -> Result<Self, GpuError> {
+impl WgpuNorm {
+    fn new(gpu: &WgpuDevice, norm: &Norm, w: &NormWeights) -> Result<Self, WgpuError> {
         let bias = w.bias.as_deref().unwrap_or(&[]);
         Ok(Self {
             kind: norm.kind,
@@ -268,37 +268,37 @@ impl GpuNorm {
         })
     }
 
-    fn optional(gpu: &GpuDevice, norm: Option<&Norm>, w: Option<&NormWeights>) -> Result<Option<Self>, GpuError> {
+    fn optional(gpu: &WgpuDevice, norm: Option<&Norm>, w: Option<&NormWeights>) -> Result<Option<Self>, WgpuError> {
         norm.zip(w).map(|(norm, w)| Self::new(gpu, norm, w)).transpose()
     }
 }
 
-impl GpuLayer {
+impl WgpuLayer {
     fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         model: &ModelSpec,
         spec: &LayerSpec,
         w: &LayerWeights,
         uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
-        let norm = |norm: &Option<Norm>, w: &Option<NormWeights>| GpuNorm::optional(gpu, norm.as_ref(), w.as_ref());
+    ) -> Result<Self, WgpuError> {
+        let norm = |norm: &Option<Norm>, w: &Option<NormWeights>| WgpuNorm::optional(gpu, norm.as_ref(), w.as_ref());
         let sum_norms = match (&spec.residual, &w.sum_norms) {
             (metal_attention_model::Residual::PostNorm { mixer, feed_forward }, Some([a, b])) => {
-                Some([GpuNorm::new(gpu, mixer, a)?, GpuNorm::new(gpu, feed_forward, b)?])
+                Some([WgpuNorm::new(gpu, mixer, a)?, WgpuNorm::new(gpu, feed_forward, b)?])
             }
             _ => None,
         };
         let feed_forward = match (&spec.feed_forward, &w.feed_forward) {
             (FeedForward::Dense(_), FeedForwardWeights::Dense(w)) => {
-                GpuFeedForward::Dense(GpuDense::new(gpu, w, uploads)?)
+                WgpuFeedForward::Dense(WgpuDense::new(gpu, w, uploads)?)
             }
             (FeedForward::Experts(e), FeedForwardWeights::Experts(w)) => {
-                GpuFeedForward::Experts(Box::new(GpuExperts::new(gpu, e, w, model.n_embd, uploads)?))
+                WgpuFeedForward::Experts(Box::new(WgpuExperts::new(gpu, e, w, model.n_embd, uploads)?))
             }
             (FeedForward::ChannelMix(_), FeedForwardWeights::ChannelMix(w)) => {
-                GpuFeedForward::ChannelMix(GpuChannelMix::new(gpu, w, uploads)?)
+                WgpuFeedForward::ChannelMix(WgpuChannelMix::new(gpu, w, uploads)?)
             }
-            (FeedForward::None, FeedForwardWeights::None) => GpuFeedForward::None,
+            (FeedForward::None, FeedForwardWeights::None) => WgpuFeedForward::None,
             (
                 FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
                 FeedForwardWeights::Dense(_)
@@ -310,29 +310,29 @@ impl GpuLayer {
             }
         };
         let own_embedding = match (&model.embedding.per_layer, &w.per_layer) {
-            (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(GpuOwnEmbedding {
+            (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(WgpuOwnEmbedding {
                 gate: concat(gpu, "the gate of the layer's embedding", &[gate], uploads)?,
                 proj: concat(gpu, "the projection of the layer's embedding", &[proj], uploads)?,
-                post_norm: GpuNorm::new(gpu, &spec.post_norm, post_norm)?,
+                post_norm: WgpuNorm::new(gpu, &spec.post_norm, post_norm)?,
             }),
             _ => None,
         };
         let streams = match (&model.embedding.streams, &w.streams) {
-            (Some(spec), Some(w)) => Some(GpuLayerStreams {
-                router_norm: GpuNorm::new(gpu, &spec.router_norm, &w.router_norm)?,
+            (Some(spec), Some(w)) => Some(WgpuLayerStreams {
+                router_norm: WgpuNorm::new(gpu, &spec.router_norm, &w.router_norm)?,
                 router: concat(gpu, "the router between streams", &[&w.router], uploads)?,
                 predict: gpu.upload("predictions of streams", &w.predict.weight.to_f32())?,
                 correct: gpu.upload("corrections of streams", &w.correct.weight.to_f32())?,
                 correct_scale: gpu.upload("the scale of a stream", &w.correct_scale)?,
                 laurel_l: concat(gpu, "LAuReL's matrix", &[&w.laurel_l], uploads)?,
                 laurel_r: concat(gpu, "LAuReL's matrix", &[&w.laurel_r], uploads)?,
-                laurel_norm: GpuNorm::new(gpu, &spec.laurel_norm, &w.laurel_norm)?,
+                laurel_norm: WgpuNorm::new(gpu, &spec.laurel_norm, &w.laurel_norm)?,
             }),
             _ => None,
         };
         Ok(Self {
             mixer_norm: norm(&spec.mixer_norm, &w.mixer_norm)?,
-            mixer: GpuMixer::new(gpu, &spec.mixer, &w.mixer, uploads)?,
+            mixer: WgpuMixer::new(gpu, &spec.mixer, &w.mixer, uploads)?,
             mixer_post_norm: norm(&spec.mixer_post_norm, &w.mixer_post_norm)?,
             feed_forward_norm: norm(&spec.feed_forward_norm, &w.feed_forward_norm)?,
             feed_forward,
@@ -347,36 +347,37 @@ impl GpuLayer {
     /// The matrices of a layer of attention, as the kernel of all layers at once takes them.
     pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
         match (&self.mixer, &self.feed_forward) {
-            (GpuMixer::Attention(GpuAttention { qkv, out, qk_norm: _, of_heads: _ }), GpuFeedForward::Dense(dense)) => {
-                Some(LayerMatrices {
-                    qkv: &qkv.weight,
-                    out: &out.weight,
-                    gate_up: &dense.gate_up.weight,
-                    down: &dense.down.weight,
-                })
-            }
             (
-                GpuMixer::Latent { .. }
-                | GpuMixer::ShortConv { .. }
-                | GpuMixer::DeltaRule(_)
-                | GpuMixer::Mamba(_)
-                | GpuMixer::Mamba2 { .. }
-                | GpuMixer::AttentionAndMamba2 { .. }
-                | GpuMixer::Rwkv6(_)
-                | GpuMixer::Rwkv7(_)
-                | GpuMixer::None,
+                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, of_heads: _ }),
+                WgpuFeedForward::Dense(dense),
+            ) => Some(LayerMatrices {
+                qkv: &qkv.weight,
+                out: &out.weight,
+                gate_up: &dense.gate_up.weight,
+                down: &dense.down.weight,
+            }),
+            (
+                WgpuMixer::Latent { .. }
+                | WgpuMixer::ShortConv { .. }
+                | WgpuMixer::DeltaRule(_)
+                | WgpuMixer::Mamba(_)
+                | WgpuMixer::Mamba2 { .. }
+                | WgpuMixer::AttentionAndMamba2 { .. }
+                | WgpuMixer::Rwkv6(_)
+                | WgpuMixer::Rwkv7(_)
+                | WgpuMixer::None,
                 _,
             )
-            | (_, GpuFeedForward::Experts(_) | GpuFeedForward::ChannelMix(_) | GpuFeedForward::None) => None,
+            | (_, WgpuFeedForward::Experts(_) | WgpuFeedForward::ChannelMix(_) | WgpuFeedForward::None) => None,
         }
     }
 }
 
-impl GpuMixer {
-    fn new(gpu: &GpuDevice, spec: &Mixer, w: &MixerWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
+impl WgpuMixer {
+    fn new(gpu: &WgpuDevice, spec: &Mixer, w: &MixerWeights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
         match (spec, w) {
             (Mixer::Attention(spec), MixerWeights::Attention(a)) => {
-                Ok(Self::Attention(GpuAttention::new(gpu, spec, a, None, uploads)?))
+                Ok(Self::Attention(WgpuAttention::new(gpu, spec, a, None, uploads)?))
             }
             (Mixer::LatentAttention(spec), MixerWeights::LatentAttention(a)) => {
                 let norm = Norm {
@@ -390,7 +391,7 @@ impl GpuMixer {
                 let q_a = match &a.q_a {
                     Some((linear, w)) => Some((
                         concat(gpu, "the queries' compression", &[linear], uploads)?,
-                        GpuNorm::new(gpu, &norm, w)?,
+                        WgpuNorm::new(gpu, &norm, w)?,
                     )),
                     None => None,
                 };
@@ -416,27 +417,27 @@ impl GpuMixer {
                 out: concat(gpu, "the convolution's output matrix", &[&w.out], uploads)?,
             }),
             (Mixer::DeltaRule(_), MixerWeights::DeltaRule(w)) => {
-                Ok(Self::DeltaRule(GpuDeltaRule::new(gpu, w, uploads)?))
+                Ok(Self::DeltaRule(WgpuDeltaRule::new(gpu, w, uploads)?))
             }
             (Mixer::Mamba(spec), MixerWeights::Mamba(w)) => {
                 let out = concat(gpu, "Mamba's output matrix", &[&w.out], uploads)?;
-                Ok(Self::Mamba(GpuMamba::new(gpu, spec, w, out, uploads)?))
+                Ok(Self::Mamba(WgpuMamba::new(gpu, spec, w, out, uploads)?))
             }
             (Mixer::Mamba2(spec), MixerWeights::Mamba2(w)) => {
                 let input = concat(gpu, "Mamba's input matrix", &[&w.input], uploads)?;
                 let out = concat(gpu, "Mamba's output matrix", &[&w.out], uploads)?;
-                Ok(Self::Mamba2 { input, mamba2: GpuMamba2::new(gpu, spec, w, out)? })
+                Ok(Self::Mamba2 { input, mamba2: WgpuMamba2::new(gpu, spec, w, out)? })
             }
             (Mixer::AttentionAndMamba2(both), MixerWeights::AttentionAndMamba2(w)) => {
-                let attention = GpuAttention::new(gpu, &both.attention, &w.attention, Some(&w.mamba2.input), uploads)?;
+                let attention = WgpuAttention::new(gpu, &both.attention, &w.attention, Some(&w.mamba2.input), uploads)?;
                 let out = concat(gpu, "Mamba's output matrix", &[&w.mamba2.out], uploads)?;
-                let mamba2 = GpuMamba2::new(gpu, &both.mamba2, &w.mamba2, out)?;
+                let mamba2 = WgpuMamba2::new(gpu, &both.mamba2, &w.mamba2, out)?;
                 Ok(Self::AttentionAndMamba2 { attention, mamba2 })
             }
             (Mixer::None, MixerWeights::None) => Ok(Self::None),
-            (Mixer::Rwkv6(_), MixerWeights::Rwkv6(w)) => Ok(Self::Rwkv6(Box::new(GpuRwkv6::new(gpu, w, uploads)?))),
+            (Mixer::Rwkv6(_), MixerWeights::Rwkv6(w)) => Ok(Self::Rwkv6(Box::new(WgpuRwkv6::new(gpu, w, uploads)?))),
             (Mixer::Rwkv7(spec), MixerWeights::Rwkv7(w)) => {
-                Ok(Self::Rwkv7(Box::new(GpuRwkv7::new(gpu, spec, w, uploads)?)))
+                Ok(Self::Rwkv7(Box::new(WgpuRwkv7::new(gpu, spec, w, uploads)?)))
             }
             (
                 Mixer::Attention(_)
@@ -457,8 +458,8 @@ impl GpuMixer {
     }
 }
 
-impl GpuDense {
-    fn new(gpu: &GpuDevice, w: &DenseWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
+impl WgpuDense {
+    fn new(gpu: &WgpuDevice, w: &DenseWeights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
         Ok(Self {
             gate_up: match &w.gate {
                 Some(gate) => interleave(gpu, "gate and up", gate, &w.up, uploads)?,
@@ -471,16 +472,16 @@ impl GpuDense {
 
 /// Bytes of a layer's matrices in an [`Arena`]: neighbours of one type may share a slice, which takes no more.
 fn layer_bytes(w: &LayerWeights) -> u64 {
-    let bytes = |l: &Linear| GpuMatrix::bytes_of(l.weight.ty(), l.weight.row_len(), l.weight.n_rows());
+    let bytes = |l: &Linear| WgpuMatrix::bytes_of(l.weight.ty(), l.weight.row_len(), l.weight.n_rows());
     w.linears().into_iter().map(|l| Arena::padded(bytes(l))).fold(0, u64::saturating_add)
 }
 
 /// The matrices one below the other.
-fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear], uploads: &mut Uploads) -> Result<GpuLinear, GpuError> {
+fn concat(gpu: &WgpuDevice, what: &str, linears: &[&Linear], uploads: &mut Uploads) -> Result<WgpuLinear, WgpuError> {
     let weights: Vec<_> = linears.iter().map(|l| &l.weight).collect();
     let bias =
         linears.iter().any(|l| l.bias.is_some()).then(|| linears.iter().flat_map(|l| bias(l)).collect::<Vec<_>>());
-    Ok(GpuLinear {
+    Ok(WgpuLinear {
         weight: uploads.concat(gpu, what, &weights)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
@@ -488,15 +489,15 @@ fn concat(gpu: &GpuDevice, what: &str, linears: &[&Linear], uploads: &mut Upload
 
 /// The rows of two matrices by turns.
 fn interleave(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     what: &str,
     even: &Linear,
     odd: &Linear,
     uploads: &mut Uploads,
-) -> Result<GpuLinear, GpuError> {
+) -> Result<WgpuLinear, WgpuError> {
     let has_bias = even.bias.is_some() || odd.bias.is_some();
     let bias = has_bias.then(|| bias(even).into_iter().zip(bias(odd)).flat_map(|(e, o)| [e, o]).collect::<Vec<_>>());
-    Ok(GpuLinear {
+    Ok(WgpuLinear {
         weight: uploads.interleave(gpu, what, &even.weight, &odd.weight)?,
         bias: bias.map(|b| gpu.upload("a bias", &b)).transpose()?,
     })
@@ -504,19 +505,19 @@ fn interleave(
 
 /// The rows of all experts' gates and ups by turns, one expert below the other.
 fn interleave_all(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     what: &str,
     gates: &[&Linear],
     ups: &[&Linear],
     uploads: &mut Uploads,
-) -> Result<GpuLinear, GpuError> {
+) -> Result<WgpuLinear, WgpuError> {
     let has_bias = gates.iter().chain(ups).any(|linear| linear.bias.is_some());
     let pairs = gates.iter().zip(ups).flat_map(|(gate, up)| bias(gate).into_iter().zip(bias(up)));
     let bias: Vec<f32> = if has_bias { pairs.flat_map(|(gate, up)| [gate, up]).collect() } else { Vec::new() };
     let tensors = |linears: &[&'_ Linear]| linears.iter().map(|linear| linear.weight.clone()).collect::<Vec<_>>();
     let (gates, ups) = (tensors(gates), tensors(ups));
     let (gates, ups): (Vec<_>, Vec<_>) = (gates.iter().collect(), ups.iter().collect());
-    Ok(GpuLinear {
+    Ok(WgpuLinear {
         weight: uploads.interleave_all(gpu, what, &gates, &ups)?,
         bias: has_bias.then(|| gpu.upload("a bias", &bias)).transpose()?,
     })

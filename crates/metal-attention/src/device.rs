@@ -5,13 +5,14 @@ use std::str::FromStr;
 
 use crate::Error;
 
-/// What runs a model: `auto`, `cpu`, `cuda`, `cuda:1`, `gpu`, `gpu:1` or `gpu:NAME`.
+/// The device that runs a model: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1` or `wgpu:NAME`; `gpu` is another name of `wgpu`, and
+/// the one that is written, as programs read it.
 ///
 /// ```
 /// use metal_attention::Device;
 ///
-/// let device: Device = "gpu:geforce".parse()?;
-/// assert_eq!(device, Device::GpuName("geforce".into()));
+/// let device: Device = "wgpu:geforce".parse()?;
+/// assert_eq!(device, Device::WgpuName("geforce".into()));
 /// assert_eq!(device.to_string(), "gpu:geforce");
 /// # Ok::<(), metal_attention::Error>(())
 /// ```
@@ -25,12 +26,12 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU with this number among the driver's, through CUDA.
     Cuda(usize),
-    /// The first GPU: real ones come before software ones.
-    Gpu,
-    /// The GPU with this index, as `metal-attention devices` lists them.
-    GpuIndex(usize),
-    /// The first GPU whose name has this in it, in upper or lower case. Not a number: that is an index.
-    GpuName(String),
+    /// The first GPU that wgpu finds: real ones come before software ones.
+    Wgpu,
+    /// The GPU of wgpu with this index, as `metal-attention devices` lists them.
+    WgpuIndex(usize),
+    /// The first GPU of wgpu whose name has this in it, in upper or lower case. Not a number: that is an index.
+    WgpuName(String),
 }
 
 impl fmt::Display for Device {
@@ -40,9 +41,9 @@ impl fmt::Display for Device {
             Self::Cpu => f.pad("cpu"),
             Self::Cuda(0) => f.pad("cuda"),
             Self::Cuda(i) => f.pad(&format!("cuda:{i}")),
-            Self::Gpu => f.pad("gpu"),
-            Self::GpuIndex(i) => f.pad(&format!("gpu:{i}")),
-            Self::GpuName(name) => f.pad(&format!("gpu:{name}")),
+            Self::Wgpu => f.pad("gpu"),
+            Self::WgpuIndex(i) => f.pad(&format!("gpu:{i}")),
+            Self::WgpuName(name) => f.pad(&format!("gpu:{name}")),
         }
     }
 }
@@ -57,10 +58,10 @@ impl FromStr for Device {
             ("auto", _) => Ok(Self::Auto),
             ("cpu", _) => Ok(Self::Cpu),
             ("cuda", _) => Ok(Self::Cuda(0)),
-            ("gpu", _) => Ok(Self::Gpu),
+            ("wgpu" | "gpu", _) => Ok(Self::Wgpu),
             (_, Some(("cuda", number))) => number.parse().map(Self::Cuda).map_err(|_| unknown()),
-            (_, Some(("gpu", gpu))) if !gpu.trim().is_empty() => {
-                Ok(gpu.parse().map_or_else(|_| Self::GpuName(gpu.to_owned()), Self::GpuIndex))
+            (_, Some(("wgpu" | "gpu", adapter))) if !adapter.trim().is_empty() => {
+                Ok(adapter.parse().map_or_else(|_| Self::WgpuName(adapter.to_owned()), Self::WgpuIndex))
             }
             _ => Err(unknown()),
         }
@@ -76,23 +77,30 @@ mod tests {
         for (name, device) in [
             ("auto", Device::Auto),
             ("cpu", Device::Cpu),
-            ("gpu", Device::Gpu),
+            ("gpu", Device::Wgpu),
             ("cuda", Device::Cuda(0)),
             ("cuda:2", Device::Cuda(2)),
-            ("gpu:0", Device::GpuIndex(0)),
-            ("gpu:12", Device::GpuIndex(12)),
-            ("gpu:llvmpipe (LLVM 15)", Device::GpuName("llvmpipe (LLVM 15)".into())),
-            ("gpu:-1", Device::GpuName("-1".into())),
+            ("gpu:0", Device::WgpuIndex(0)),
+            ("gpu:12", Device::WgpuIndex(12)),
+            ("gpu:llvmpipe (LLVM 15)", Device::WgpuName("llvmpipe (LLVM 15)".into())),
+            ("gpu:-1", Device::WgpuName("-1".into())),
         ] {
             assert_eq!(name.parse::<Device>().unwrap(), device);
             assert_eq!(device.to_string(), name);
         }
-        assert_eq!(format!("{:>6}|{:<6}", Device::Cpu, Device::GpuIndex(1)), "   cpu|gpu:1 ");
+        for (name, device) in [
+            ("wgpu", Device::Wgpu),
+            ("wgpu:12", Device::WgpuIndex(12)),
+            ("wgpu:geforce", Device::WgpuName("geforce".into())),
+        ] {
+            assert_eq!(name.parse::<Device>().unwrap(), device);
+        }
+        assert_eq!(format!("{:>6}|{:<6}", Device::Cpu, Device::WgpuIndex(1)), "   cpu|gpu:1 ");
     }
 
     #[test]
     fn other_names_are_refused() {
-        for name in ["", "tpu", "GPU", "gpu:", "gpu: ", "gpus", "cpu:0", "cuda:", "cuda:a", "cuda:-1"] {
+        for name in ["", "tpu", "GPU", "gpu:", "gpu: ", "gpus", "wgpu:", "cpu:0", "cuda:", "cuda:a", "cuda:-1"] {
             let error = name.parse::<Device>().unwrap_err();
             assert!(matches!(&error, Error::UnknownDevice { device } if device == name), "{error}");
         }

@@ -7,8 +7,8 @@ use crate::memory::available_memory;
 #[cfg(feature = "cuda")]
 use crate::{CudaCards, CudaForwardPass, cuda_engine};
 use crate::{Device, Error, Model};
-#[cfg(feature = "gpu")]
-use crate::{GpuForwardPass, gpu_engine};
+#[cfg(feature = "wgpu")]
+use crate::{WgpuForwardPass, wgpu_engine};
 
 /// Context length where neither the caller nor the model asks for less.
 pub(crate) const DEFAULT_N_CTX: usize = 4096;
@@ -88,8 +88,8 @@ pub enum Backend {
     #[cfg(feature = "cuda")]
     CudaCards(CudaCards),
     /// On a GPU.
-    #[cfg(feature = "gpu")]
-    Gpu(GpuForwardPass),
+    #[cfg(feature = "wgpu")]
+    Wgpu(WgpuForwardPass),
 }
 
 impl Backend {
@@ -99,8 +99,8 @@ impl Backend {
             Self::Cpu(pass) => Some(pass),
             #[cfg(feature = "cuda")]
             Self::Cuda(_) | Self::CudaCards(_) => None,
-            #[cfg(feature = "gpu")]
-            Self::Gpu(_) => None,
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu(_) => None,
         }
     }
 
@@ -112,8 +112,8 @@ impl Backend {
             Self::Cuda(pass) => pass,
             #[cfg(feature = "cuda")]
             Self::CudaCards(pass) => pass,
-            #[cfg(feature = "gpu")]
-            Self::Gpu(pass) => pass,
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu(pass) => pass,
         }
     }
 
@@ -124,8 +124,8 @@ impl Backend {
             Self::Cuda(pass) => Box::new(pass),
             #[cfg(feature = "cuda")]
             Self::CudaCards(pass) => Box::new(pass),
-            #[cfg(feature = "gpu")]
-            Self::Gpu(pass) => Box::new(pass),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu(pass) => Box::new(pass),
         }
     }
 }
@@ -144,13 +144,15 @@ impl EngineOptions {
             tracing::warn!("a context of {n_ctx} tokens is longer than the {n_ctx_train} of the model's training");
         }
         match &self.device {
-            Device::Auto | Device::Cpu | Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) if self.n_cards > 1 => {
+            Device::Auto | Device::Cpu | Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_)
+                if self.n_cards > 1 =>
+            {
                 Err(Error::CardsWithoutCuda { device: self.device.clone(), n_cards: self.n_cards })
             }
             Device::Cpu => self.cpu_pass(model),
             Device::Cuda(ordinal) => self.cuda_pass(model, *ordinal),
             Device::Auto => self.auto_pass(model),
-            Device::Gpu | Device::GpuIndex(_) | Device::GpuName(_) => self.gpu_pass(model),
+            Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_) => self.wgpu_pass(model),
         }
     }
 
@@ -206,43 +208,43 @@ impl EngineOptions {
         self.auto_pass_without_cuda(model)
     }
 
-    #[cfg(feature = "gpu")]
+    #[cfg(feature = "wgpu")]
     fn auto_pass_without_cuda(&self, model: &Model) -> Result<Backend, Error> {
-        use metal_attention_wgpu::GpuError;
-        match gpu_engine::auto(model, self) {
-            Ok(pass) => return Ok(Backend::Gpu(pass)),
+        use metal_attention_wgpu::WgpuError;
+        match wgpu_engine::auto(model, self) {
+            Ok(pass) => return Ok(Backend::Wgpu(pass)),
             Err(
-                why @ (GpuError::NoAdapter
-                | GpuError::NoneSuits { .. }
-                | GpuError::Option { .. }
-                | GpuError::UnsupportedPart { .. }),
+                why @ (WgpuError::NoAdapter
+                | WgpuError::NoneSuits { .. }
+                | WgpuError::Option { .. }
+                | WgpuError::UnsupportedPart { .. }),
             ) => {
                 tracing::info!("auto takes the CPU: {}", why.why_the_cpu());
             }
-            Err(why @ GpuError::Cancelled) => return Err(why.into()),
+            Err(why @ WgpuError::Cancelled) => return Err(why.into()),
             Err(why) => tracing::warn!("a GPU cannot be used, so the model runs on the CPU: {why}"),
         }
         self.cpu_pass(model)
     }
 
-    #[cfg(not(feature = "gpu"))]
+    #[cfg(not(feature = "wgpu"))]
     fn auto_pass_without_cuda(&self, model: &Model) -> Result<Backend, Error> {
         self.cpu_pass(model)
     }
 
-    #[cfg(feature = "gpu")]
-    fn gpu_pass(&self, model: &Model) -> Result<Backend, Error> {
+    #[cfg(feature = "wgpu")]
+    fn wgpu_pass(&self, model: &Model) -> Result<Backend, Error> {
         use metal_attention_wgpu::AdapterChoice;
         let adapter = match &self.device {
-            Device::GpuIndex(i) => AdapterChoice::Index(*i),
-            Device::GpuName(name) => AdapterChoice::Name(name.clone()),
+            Device::WgpuIndex(i) => AdapterChoice::Index(*i),
+            Device::WgpuName(name) => AdapterChoice::Name(name.clone()),
             _ => AdapterChoice::Best,
         };
-        Ok(Backend::Gpu(gpu_engine::forward_pass(model, self, adapter)?))
+        Ok(Backend::Wgpu(wgpu_engine::forward_pass(model, self, adapter)?))
     }
 
-    #[cfg(not(feature = "gpu"))]
-    fn gpu_pass(&self, _: &Model) -> Result<Backend, Error> {
+    #[cfg(not(feature = "wgpu"))]
+    fn wgpu_pass(&self, _: &Model) -> Result<Backend, Error> {
         Err(Error::DeviceUnavailable { device: self.device.clone() })
     }
 }

@@ -45,16 +45,16 @@ pub enum Error {
     #[error(transparent)]
     Cpu(#[from] CpuError),
     /// A GPU cannot be used, or has no room for the model.
-    #[cfg(feature = "gpu")]
+    #[cfg(feature = "wgpu")]
     #[error(transparent)]
-    Gpu(#[from] metal_attention_wgpu::GpuError),
+    Wgpu(#[from] metal_attention_wgpu::WgpuError),
     /// CUDA cannot be used, or the GPU has no room for the model.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] metal_attention_cuda::CudaError),
     /// A GPU was asked for, and this build has none.
     #[error(
-        "the device \"{device}\" is not available: this program was built without it (the Cargo features \"gpu\" and \
+        "the device \"{device}\" is not available: this program was built without it (the Cargo features \"wgpu\" and \
          \"cuda\"); use \"auto\" or \"cpu\""
     )]
     DeviceUnavailable {
@@ -63,7 +63,7 @@ pub enum Error {
     },
     /// No device has a name like this.
     #[error(
-        "{device:?} is no device: use \"auto\", \"cpu\", \"cuda\", \"cuda:1\", \"gpu\", \"gpu:1\" (by index) or \"gpu:NAME\" (by a part of the name)"
+        "{device:?} is no device: use \"auto\", \"cpu\", \"cuda\", \"cuda:1\", \"wgpu\", \"wgpu:1\" (by index) or \"wgpu:NAME\" (by a part of the name)"
     )]
     UnknownDevice {
         /// The name.
@@ -125,8 +125,8 @@ impl Error {
             Self::Interrupted { .. } | Self::Forward(ForwardError::Cancelled) | Self::Cpu(CpuError::Cancelled) => true,
             #[cfg(feature = "cuda")]
             Self::Cuda(metal_attention_cuda::CudaError::Cancelled) => true,
-            #[cfg(feature = "gpu")]
-            Self::Gpu(metal_attention_wgpu::GpuError::Cancelled) => true,
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu(metal_attention_wgpu::WgpuError::Cancelled) => true,
             _ => false,
         }
     }

@@ -36,8 +36,6 @@ mod engine;
 mod error;
 mod generation;
 mod generator;
-#[cfg(feature = "gpu")]
-mod gpu_engine;
 mod logits_processor;
 mod memory;
 mod model;
@@ -50,6 +48,8 @@ mod session_file;
 mod stop_strings;
 mod text_stream;
 mod timings;
+#[cfg(feature = "wgpu")]
+mod wgpu_engine;
 
 pub use cached_text::CachedText;
 pub use constraint::Constraint;
@@ -77,10 +77,10 @@ pub use metal_attention_model::{
     SnapshotError, StateUse, TopK, TypeChoices, Watch, Weights, highest,
 };
 pub use metal_attention_tokenizer as tokenizer;
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 pub use metal_attention_wgpu as kernels;
-#[cfg(feature = "gpu")]
-pub use metal_attention_wgpu::{GpuForwardPass, GpuForwardPassOptions, GpuKvCache};
+#[cfg(feature = "wgpu")]
+pub use metal_attention_wgpu::{WgpuForwardPass, WgpuForwardPassOptions, WgpuKvCache};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
 pub use session_file::{SavedText, SessionError, SessionFile};

@@ -113,8 +113,8 @@ fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
 #[test]
 fn and_so_it_does_on_a_gpu() {
     let built_in = Model::built_in().unwrap();
-    match pass_on(Device::Gpu, &built_in, 32, 1, false) {
-        Ok(_) => hold_to_references(&Device::Gpu, 1e-6),
+    match pass_on(Device::Wgpu, &built_in, 32, 1, false) {
+        Ok(_) => hold_to_references(&Device::Wgpu, 1e-6),
         Err(why) => assert!(std::env::var_os("CI").is_none(), "{why}"),
     }
 }

@@ -1,6 +1,6 @@
 //! Models whose layers keep a recurrent state, on the GPU: what the CPU gives, however tokens come and whatever becomes of steps
 //! that are on their way. Without a GPU the tests are skipped; in CI that is a failure.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 #[path = "../../../tests/common/archives.rs"]
 mod archives;
@@ -9,9 +9,9 @@ mod toys;
 use std::sync::Arc;
 
 use archives::more_architectures;
-use metal_attention::kernels::GpuDevice;
+use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions,
+    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
 use metal_attention_model::{CacheGroups, Capacity, PAGE, ProfiledStep, StateLayout, Watch};
@@ -73,7 +73,7 @@ fn of_rwkv() -> Vec<Toy> {
 }
 
 /// All of them; on a software GPU, which takes minutes for that, one with each kind of state.
-fn one_of_each_kind(gpu: &GpuDevice) -> Vec<Toy> {
+fn one_of_each_kind(gpu: &WgpuDevice) -> Vec<Toy> {
     let few = [
         "lfm2.gguf",
         "qwen35.gguf",
@@ -92,13 +92,13 @@ fn one_of_each_kind(gpu: &GpuDevice) -> Vec<Toy> {
     models
 }
 
-fn options() -> GpuForwardPassOptions {
-    GpuForwardPassOptions { n_ctx: N_CTX, n_seq: 4, n_ubatch: 50, cache_type: CacheType::F32, ..Default::default() }
+fn options() -> WgpuForwardPassOptions {
+    WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 4, n_ubatch: 50, cache_type: CacheType::F32, ..Default::default() }
 }
 
-fn on_gpu(gpu: &Arc<GpuDevice>, toy: &Toy, options: &GpuForwardPassOptions) -> GpuForwardPass {
+fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
     let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
-    let pass = GpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
+    let pass = WgpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
     assert_eq!(pass.kv_cache_bytes() as u64, pass.memory_use().kv_cache, "{}", toy.name);
@@ -119,7 +119,7 @@ fn logits_are_those_of_the_cpu_however_tokens_come() {
         let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
         let want = logits(&mut on_cpu(&toy), 0, &ids);
         for (n_ubatch, step) in [(512, 300), (50, 300), (64, 64), (512, 7), (24, 130), (17, 17), (512, 1)] {
-            let mut pass = on_gpu(&gpu, &toy, &GpuForwardPassOptions { n_ubatch, ..options() });
+            let mut pass = on_gpu(&gpu, &toy, &WgpuForwardPassOptions { n_ubatch, ..options() });
             let found: Vec<_> = ids.chunks(step).flat_map(|part| logits(&mut pass, 1, part)).collect();
             close(&found, &want, &format!("{name}: {n_ubatch} at once, in steps of {step}"));
         }
@@ -167,7 +167,7 @@ fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
         pass.reset();
         close(&logits(&mut pass, 3, &ids), &want, name);
         // Without room for checkpoints.
-        let few = GpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
+        let few = WgpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
         let mut pass = on_gpu(&gpu, &toy, &few);
         close(&logits(&mut pass, 0, &ids), &want, name);
         let reached = pass.rewind(0, 290);
@@ -182,7 +182,7 @@ fn texts_are_cut_back_to_ends_of_pages_and_shared_from_there() {
 
 /// What the options with room for few states come to.
 fn few_room() -> Capacity {
-    let GpuForwardPassOptions { n_ctx, n_seq, n_cache, n_ubatch, .. } = options();
+    let WgpuForwardPassOptions { n_ctx, n_seq, n_cache, n_ubatch, .. } = options();
     Capacity { n_ctx, n_seq, n_cache, n_windows: Some(1), state_cache: 0, n_ubatch }
 }
 
@@ -204,7 +204,7 @@ fn greedy_steps_are_queued_and_texts_are_those_of_the_cpu() {
         let want = begins.map(|(_, n, own)| greedy_on_cpu(&toy, &[&ids[..n], &[own]].concat(), 70));
         for (state_cache, n_windows, depth) in [(1 << 20, None, 3), (0, Some(1), 2)] {
             // Alone: a step is read when those after it were submitted.
-            let options = GpuForwardPassOptions { state_cache, n_windows, ..options() };
+            let options = WgpuForwardPassOptions { state_cache, n_windows, ..options() };
             let mut pass = on_gpu(&gpu, &toy, &options);
             logits(&mut pass, 0, &ids[..150]);
             let mut text = greedy(&mut pass, 0, 5, 1);
@@ -265,10 +265,10 @@ fn steps_in_flight_that_are_forgotten_leave_nothing_behind() {
     for toy in one_of_each_kind(&gpu) {
         for state_cache in [0, 1 << 20] {
             let name = toy.name;
-            let mut pass = on_gpu(&gpu, &toy, &GpuForwardPassOptions { state_cache, n_seq: 3, ..options() });
+            let mut pass = on_gpu(&gpu, &toy, &WgpuForwardPassOptions { state_cache, n_seq: 3, ..options() });
             let mut text = ids[..120].to_vec();
             let mut fresh = on_cpu(&toy);
-            let mut check = |pass: &mut GpuForwardPass, seq: usize, text: &mut Vec<u32>, more: &[u32], what: &str| {
+            let mut check = |pass: &mut WgpuForwardPass, seq: usize, text: &mut Vec<u32>, more: &[u32], what: &str| {
                 fresh.reset();
                 text.extend(more);
                 let found = logits(pass, seq, more);
@@ -276,7 +276,7 @@ fn steps_in_flight_that_are_forgotten_leave_nothing_behind() {
                 close(&found, &want[want.len() - found.len()..], &format!("{name}: {what}, {} tokens", text.len()));
                 assert_eq!(pass.n_past(seq), text.len());
             };
-            let ahead = |pass: &mut GpuForwardPass, text: &mut Vec<u32>, n: usize| {
+            let ahead = |pass: &mut WgpuForwardPass, text: &mut Vec<u32>, n: usize| {
                 let next = greedy(pass, 0, 9, n);
                 text.push(9);
                 text.extend(&next[..n - 1]);
@@ -378,7 +378,7 @@ fn texts_that_anything_happens_to_are_those_of_the_cpu() {
             (state >> 33) as usize % n
         };
         let state_cache = [1 << 20, 0, 5 * 4 * StateLayout::new(&toy.spec).n_elements()][seed as usize % 3];
-        let mut pass = on_gpu(&gpu, toy, &GpuForwardPassOptions { n_seq: N_SEQ, state_cache, ..options() });
+        let mut pass = on_gpu(&gpu, toy, &WgpuForwardPassOptions { n_seq: N_SEQ, state_cache, ..options() });
         let mut fresh = on_cpu(toy);
         let mut texts = vec![Vec::new(); N_SEQ];
         for step in 0..120 {
@@ -478,7 +478,7 @@ fn steps_that_are_timed_come_to_the_same_states() {
 fn sequences_without_room_for_their_states_are_refused() {
     let Some(gpu) = gpu() else { return };
     let toy = &models()[0];
-    let few = GpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
+    let few = WgpuForwardPassOptions { state_cache: 0, n_windows: Some(1), ..options() };
     let mut pass = on_gpu(&gpu, toy, &few);
     for seq in 0..2 {
         logits(&mut pass, seq, &[1, 2]);
@@ -497,7 +497,7 @@ fn more_states_than_a_binding_reaches_are_not_made() {
     let max_binding = 1 << 16;
     let layout = StateLayout::new(&toy.spec);
     let needed = |state_cache| {
-        let options = GpuForwardPassOptions { state_cache, ..options() };
+        let options = WgpuForwardPassOptions { state_cache, ..options() };
         options.memory_needed(&toy.spec, &toy.weights, max_binding).kv_cache
     };
     let widest = (0..toy.spec.n_layer()).map(|i| 4 * layout.of_layer(i).len() as u64).max().unwrap();

@@ -1,14 +1,14 @@
 //! Models whose layers have more than plain ones on the GPU: what the CPU gives, and the same text whatever else is in the
 //! cache. Without a GPU the tests are skipped; in CI that is a failure.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 mod toys;
 
 use std::sync::Arc;
 
-use metal_attention::kernels::GpuDevice;
+use metal_attention::kernels::WgpuDevice;
 use metal_attention::{
-    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, GpuForwardPass, GpuForwardPassOptions,
+    BatchToken, CacheType, CpuForwardPass, ForwardError, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions,
 };
 use metal_attention_cpu::CpuOptions;
 use toys::gpu::gpu;
@@ -50,8 +50,8 @@ fn causal() -> Vec<Toy> {
     ]
 }
 
-fn on_gpu(gpu: &Arc<GpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_type: CacheType) -> GpuForwardPass {
-    let options = GpuForwardPassOptions {
+fn on_gpu(gpu: &Arc<WgpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_type: CacheType) -> WgpuForwardPass {
+    let options = WgpuForwardPassOptions {
         n_ctx: N_CTX,
         n_seq,
         n_cache: Some(n_pages * 64),
@@ -60,7 +60,7 @@ fn on_gpu(gpu: &Arc<GpuDevice>, toy: &Toy, n_seq: usize, n_pages: usize, cache_t
         ..Default::default()
     };
     let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
-    let pass = GpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
+    let pass = WgpuForwardPass::new(Arc::clone(gpu), toy.spec.clone(), &toy.weights, &options)
         .unwrap_or_else(|e| panic!("{}: {e}", toy.name));
     assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{}", toy.name);
     pass
@@ -101,7 +101,7 @@ fn causal_models_give_what_the_cpu_gives() {
 }
 
 /// The `n` ids that greedy decoding appends to `ids` where nothing else is in the cache.
-fn alone(pass: &mut GpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+fn alone(pass: &mut WgpuForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
     pass.reset();
     let mut text = vec![pass.forward_prompt(ids).unwrap()];
     while text.len() < n {

@@ -1,9 +1,9 @@
 //! Models of odd shapes on the GPU: each gives the logits that the CPU gives, or an error that says why not. Without a GPU
 //! the tests are skipped; in CI that is a failure.
-#![cfg(feature = "gpu")]
+#![cfg(feature = "wgpu")]
 
 use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
-use metal_attention::kernels::{GpuError, adapter_summaries};
+use metal_attention::kernels::{WgpuError, adapter_summaries};
 use metal_attention::{
     BatchToken, CacheType, Device, EngineOptions, Error, ForwardPass, Model, ModelOptions, ModelSpec,
 };
@@ -108,7 +108,7 @@ fn odd_shapes_give_the_logits_of_the_cpu() {
     ] {
         let model = model(&shape, ty, window);
         let want = logits(&mut *pass(&model, Device::Cpu).unwrap());
-        let got = logits(&mut *pass(&model, Device::Gpu).unwrap_or_else(|e| panic!("{what}: {e}")));
+        let got = logits(&mut *pass(&model, Device::Wgpu).unwrap_or_else(|e| panic!("{what}: {e}")));
         let error: f64 = want.iter().zip(&got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
         let nmse = error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>();
         assert!(nmse <= 1e-9, "{what}: NMSE {nmse:e}");
@@ -122,8 +122,8 @@ fn heads_too_long_are_refused() {
     }
     for head_dim in [513, 1024] {
         let model = model(&ModelShape { head_dim, ..tiny() }, TensorType::F32, 0);
-        let error = pass(&model, Device::Gpu).err().expect("a refusal");
-        assert!(matches!(error, Error::Gpu(GpuError::Mismatch { .. })), "{error}");
+        let error = pass(&model, Device::Wgpu).err().expect("a refusal");
+        assert!(matches!(error, Error::Wgpu(WgpuError::Mismatch { .. })), "{error}");
         assert!(error.to_string().contains("run on the CPU"), "{error}");
     }
 }

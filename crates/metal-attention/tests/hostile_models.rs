@@ -69,7 +69,7 @@ fn damaged_quantised_model() {
 }
 
 /// Without a GPU, which in CI is a failure, there is nothing to see.
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 #[test]
 fn damaged_models_on_the_gpu() {
     if metal_attention::kernels::adapter_summaries().is_empty() {
@@ -77,6 +77,6 @@ fn damaged_models_on_the_gpu() {
         eprintln!("skipped: this machine has no GPU");
         return;
     }
-    damage(architectures(), "qwen2.gguf", &Device::Gpu, 40);
-    damage(quants(), "Q2_K.gguf", &Device::Gpu, 40);
+    damage(architectures(), "qwen2.gguf", &Device::Wgpu, 40);
+    damage(quants(), "Q2_K.gguf", &Device::Wgpu, 40);
 }

@@ -5,7 +5,7 @@
 //! CPU's software, which compiles its kernels for seconds a shape and tries as many as it can in a minute or two. CUDA tries
 //! 60.
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 #[path = "../../../tests/common/gpu.rs"]
 mod gpu;
 
@@ -281,11 +281,11 @@ fn every_instruction_set_gives_exact_logits_and_nearly_so_with_bytes() {
     println!("the largest NMSE with activations of 8 bits is {:.1e}, of model {}", worst.0, worst.1);
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 mod on_gpu {
     use std::sync::Arc;
 
-    use metal_attention::{GpuForwardPass, GpuForwardPassOptions};
+    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
     use metal_attention_model::Weights;
 
     use super::gpu::gpu;
@@ -308,7 +308,7 @@ mod on_gpu {
             // Matrix units round to 16 bits.
             let exact = !number.is_multiple_of(3);
             let rounded = !exact && gpu.features().cooperative_f16;
-            let options = GpuForwardPassOptions {
+            let options = WgpuForwardPassOptions {
                 n_ctx: case.n_ctx,
                 n_seq: 3,
                 n_ubatch: case.n_ubatch,
@@ -316,7 +316,7 @@ mod on_gpu {
                 exact,
                 ..Default::default()
             };
-            let pass = GpuForwardPass::new(Arc::clone(&gpu), spec, &weights, &options);
+            let pass = WgpuForwardPass::new(Arc::clone(&gpu), spec, &weights, &options);
             let mut pass = pass.unwrap_or_else(|e| panic!("{case:?}: {e}"));
             let limit = if rounded { 1e-4 } else { case.limit() };
             case.compare("GPU", &case.logits(&mut pass), &want, limit);

@@ -105,17 +105,17 @@ fn texts_go_on_on_the_cpu() {
     }
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 #[test]
 fn texts_go_on_on_the_gpu() {
     use std::sync::Arc;
 
-    use metal_attention::{GpuForwardPass, GpuForwardPassOptions};
+    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
 
     let Some(gpu) = toys::gpu::gpu() else { return };
-    let options = GpuForwardPassOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
+    let options = WgpuForwardPassOptions { n_ctx: N_CTX, n_seq: 3, n_ubatch: 50, ..Default::default() };
     for toy in models(&["gemma3.gguf", "qwen35.gguf"]) {
-        let open = || GpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+        let open = || WgpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
         goes_on_as_it_was(toy.name, &[130], &mut open(), &mut open());
     }
 }

@@ -172,19 +172,19 @@ fn texts_on_the_cpu_are_those_written_alone() {
     }
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 #[test]
 fn texts_on_the_gpu_are_those_written_alone() {
     use std::sync::Arc;
 
-    use metal_attention::{GpuForwardPass, GpuForwardPassOptions};
+    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
 
     let Some(gpu) = toys::gpu::gpu() else { return };
     let ids = some_ids(500);
     for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "cohere2.gguf"]) {
         let name = toy.name;
         let open = |n_seq, n_ubatch| {
-            let options = GpuForwardPassOptions {
+            let options = WgpuForwardPassOptions {
                 n_ctx: N_CTX,
                 n_seq,
                 n_ubatch,
@@ -192,7 +192,7 @@ fn texts_on_the_gpu_are_those_written_alone() {
                 ..Default::default()
             };
             let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
-            let pass = GpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+            let pass = WgpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
             assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{name}");
             pass
         };

@@ -42,7 +42,7 @@ struct Args {
     alias: Option<String>,
 
     /// What runs the model: auto (a GPU with room for it, through CUDA where that can be, else the CPU), cpu,
-    /// cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
+    /// cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Device,
 

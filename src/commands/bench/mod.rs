@@ -46,7 +46,7 @@ the samples, of both runs together and relative to their means, at least 1 %.
 Examples:
   metal-attention bench model.gguf
   metal-attention bench a.gguf b.gguf --device cpu,gpu --threads 1,2 --seq-lengths 32,512 --markdown
-  metal-attention bench -m model.gguf --gpu --seq-lengths 0 --depth 0,1024 --batch 1,4,16   # decode only
+  metal-attention bench -m model.gguf --wgpu --seq-lengths 0 --depth 0,1024 --batch 1,4,16   # decode only
   metal-attention bench -m model.gguf --json > before.json
   metal-attention bench -m model.gguf --compare before.json
   metal-attention bench -m model.gguf --profile trace.json
@@ -106,14 +106,14 @@ pub struct Args {
     #[command(flatten)]
     profile: ProfileArgs,
 
-    /// What runs the models, one after the other: auto (a GPU with room for the model, through CUDA where that can
-    /// be, else the CPU), cpu, cuda, cuda:1, gpu, gpu:1 (by index), gpu:NAME
+    /// The devices of the models, one after the other: auto (a GPU with room for the model, through CUDA where that can
+    /// be, else the CPU), cpu, cuda, cuda:1, wgpu, wgpu:1 (by index), wgpu:NAME
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "auto", help_heading = "Engine")]
     device: Vec<Device>,
 
-    /// The same as --device gpu
-    #[arg(long, conflicts_with = "device", help_heading = "Engine")]
-    gpu: bool,
+    /// The same as --device wgpu
+    #[arg(long, visible_alias = "gpu", conflicts_with = "device", help_heading = "Engine")]
+    wgpu: bool,
 
     /// NVIDIA GPUs that share each model out among themselves: that of --device cuda (cuda:2) and those that follow it
     #[arg(long, alias = "tensor-parallel-size", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
@@ -219,7 +219,7 @@ impl Args {
 
     /// Every model on every device with every number of threads.
     fn measure(&self, plan: &Plan, models: &[(&ModelArgs, Model)], measured: &mut Measured) -> Result<(), CliError> {
-        let devices = if self.gpu { vec![Device::Gpu] } else { plan::distinct(&self.device) };
+        let devices = if self.wgpu { vec![Device::Wgpu] } else { plan::distinct(&self.device) };
         let threads = match &self.threads[..] {
             [] => vec![None],
             threads => plan::distinct(threads).into_iter().map(Some).collect(),

@@ -57,7 +57,7 @@ pub struct RooflineArgs {
 
 /// How long and how much is measured.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "gpu"), allow(dead_code))]
+#[cfg_attr(not(feature = "wgpu"), allow(dead_code))]
 struct Effort {
     /// Time for each ceiling.
     time: Duration,

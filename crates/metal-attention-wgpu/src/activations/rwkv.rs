@@ -3,7 +3,7 @@
 use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 use wgpu::Buffer;
 
-use crate::GpuError;
+use crate::WgpuError;
 use crate::kernels::{LowRankShape, MAX_INPUTS};
 
 /// Elements a token, 0 of what a model does without: the widest of its layers.
@@ -97,7 +97,7 @@ pub(crate) struct RwkvScratch {
 
 impl RwkvScratch {
     /// With `rows` that makes a buffer for so many elements a token.
-    pub(super) fn new(of: RwkvWidths, rows: &dyn Fn(usize) -> Result<Buffer, GpuError>) -> Result<Self, GpuError> {
+    pub(super) fn new(of: RwkvWidths, rows: &dyn Fn(usize) -> Result<Buffer, WgpuError>) -> Result<Self, WgpuError> {
         Ok(Self {
             mixed: (0..of.n_mix.min(MAX_INPUTS)).map(|_| rows(of.mixed)).collect::<Result<_, _>>()?,
             r: rows(of.heads)?,

@@ -8,39 +8,39 @@ use metal_attention_model::{
 };
 use wgpu::Buffer;
 
-use super::{GpuForwardPass, STATE, TOP_K, log_layers_at_once};
+use super::{STATE, TOP_K, WgpuForwardPass, log_layers_at_once};
 use crate::activations::{Activations, Widths, experts_shapes};
 use crate::at_once::{LayersAtOnceBuilder, groups_to_try};
 use crate::kernels;
-use crate::kv_cache::GpuKvCache;
-use crate::options::{GpuForwardPassOptions, distinct_ropes};
+use crate::kv_cache::WgpuKvCache;
+use crate::options::{WgpuForwardPassOptions, distinct_ropes};
 use crate::parts::{MixerKernels, UNTURNED, plain_layers, supports};
 use crate::plan::{FEW, PlanBuilder, few_on};
 use crate::pso::PsoCache;
-use crate::state::GpuStates;
+use crate::state::WgpuStates;
 use crate::waker::Waker;
-use crate::weights::{GpuWeights, Uploads};
-use crate::{BatchBuffer, GpuDevice, GpuError, Readback};
+use crate::weights::{Uploads, WgpuWeights};
+use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
 
 /// How long setting a model up waits for the kernels of all layers at once, without which there are others.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-impl GpuForwardPass {
+impl WgpuForwardPass {
     /// Sets a model up on `gpu`: uploads its weights, makes the KV cache and every buffer and pipeline that steps need.
     pub fn new(
-        gpu: Arc<GpuDevice>,
+        gpu: Arc<WgpuDevice>,
         spec: ModelSpec,
         weights: &Weights,
-        options: &GpuForwardPassOptions,
-    ) -> Result<Self, GpuError> {
+        options: &WgpuForwardPassOptions,
+    ) -> Result<Self, WgpuError> {
         let room = options.capacity(&spec, gpu.summary().max_binding);
         if let Some((option, max)) = room.out_of_range() {
-            return Err(GpuError::Option { option, max });
+            return Err(WgpuError::Option { option, max });
         }
         supports(&spec)?;
         let needed = options.memory_needed(&spec, weights, gpu.summary().max_binding);
         if let Some(available) = gpu.summary().memory.filter(|&m| needed.total() > m) {
-            return Err(GpuError::ModelTooLarge {
+            return Err(WgpuError::ModelTooLarge {
                 name: gpu.summary().name.clone(),
                 needed: needed.total(),
                 available,
@@ -54,7 +54,7 @@ impl GpuForwardPass {
         let capacity = Activations::capacity(gpu.summary().max_binding, &widths, n_ubatch);
         if !spec.is_causal() && capacity.0 < n_ubatch {
             let why = format!("a text has to be evaluated whole, and this GPU has room for {} tokens", capacity.0);
-            return Err(GpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
+            return Err(WgpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
         }
         let begin = Instant::now();
         // First, as these are what too many sequences or a context too long make too large.
@@ -63,11 +63,11 @@ impl GpuForwardPass {
         let batch_of_one = batch_buffer(1)?;
         let batch = batch_buffer(capacity.0)?;
         let cache =
-            GpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.cache_type, options.layers_in_a_buffer)?;
-        let states = GpuStates::new(&gpu, &spec, &cache_groups, capacity.0)?;
+            WgpuKvCache::new(&gpu, &spec, &mixers, &cache_groups, options.cache_type, options.layers_in_a_buffer)?;
+        let states = WgpuStates::new(&gpu, &spec, &cache_groups, capacity.0)?;
         let before_weights = gpu.allocated_bytes();
         let mut uploads = Uploads::default();
-        let gpu_weights = GpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer, &mut uploads)?;
+        let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer, &mut uploads)?;
         let rope = rope_tables(&gpu, &spec, weights, room)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
         let s = Activations::new(&gpu, &widths, &mixers, &experts_shapes(&spec), capacity, room.n_seq.min(FEW))?;
@@ -199,7 +199,12 @@ impl GpuForwardPass {
 
 /// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table. That of
 /// layers without turns by nothing.
-fn rope_tables(gpu: &GpuDevice, spec: &ModelSpec, weights: &Weights, room: Capacity) -> Result<Vec<Buffer>, GpuError> {
+fn rope_tables(
+    gpu: &WgpuDevice,
+    spec: &ModelSpec,
+    weights: &Weights,
+    room: Capacity,
+) -> Result<Vec<Buffer>, WgpuError> {
     let table = |rope: &Option<Rope>| match rope {
         Some(rope) => kernels::rope_table(rope, weights.rope_factors(rope, room.n_ctx), room.n_positions()),
         None => [1.0, 0.0].repeat(room.n_positions() * UNTURNED / 2),
@@ -207,7 +212,7 @@ fn rope_tables(gpu: &GpuDevice, spec: &ModelSpec, weights: &Weights, room: Capac
     let made = distinct_ropes(spec)
         .into_iter()
         .map(|rope| Ok((rope, gpu.upload("the RoPE table", &table(&rope))?)))
-        .collect::<Result<Vec<_>, GpuError>>()?;
+        .collect::<Result<Vec<_>, WgpuError>>()?;
     let table =
         |layer: &LayerSpec| made.iter().find(|(rope, _)| rope.as_ref() == layer.mixer.rope()).map(|(_, b)| b.clone());
     Ok(spec.layers.iter().filter_map(table).collect())

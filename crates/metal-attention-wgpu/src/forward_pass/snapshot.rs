@@ -2,14 +2,14 @@
 
 use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
 
-use super::GpuForwardPass;
+use super::WgpuForwardPass;
 use crate::arena::runs;
-use crate::{GpuError, Readback, Slice};
+use crate::{Readback, Slice, WgpuError};
 
 /// Bytes that are read at once at most, unless a layer alone has more.
 const AT_ONCE: u64 = 64 << 20;
 
-impl GpuForwardPass {
+impl WgpuForwardPass {
     fn parts_of(&self, block: Block) -> Vec<Slice> {
         match block {
             Block::Page { group, page } => self.cache.of_page(group, page).collect(),
@@ -17,7 +17,7 @@ impl GpuForwardPass {
         }
     }
 
-    fn read_parts(&mut self, mut parts: &[Slice], mut bytes: &mut [u8]) -> Result<(), GpuError> {
+    fn read_parts(&mut self, mut parts: &[Slice], mut bytes: &mut [u8]) -> Result<(), WgpuError> {
         self.gpu.check()?;
         let sizes: Vec<u64> = parts.iter().map(Slice::size).collect();
         for run in runs(&sizes, AT_ONCE, usize::MAX) {
@@ -42,7 +42,7 @@ impl GpuForwardPass {
         Ok(())
     }
 
-    fn write_parts(&mut self, parts: &[Slice], mut bytes: &[u8]) -> Result<(), GpuError> {
+    fn write_parts(&mut self, parts: &[Slice], mut bytes: &[u8]) -> Result<(), WgpuError> {
         self.gpu.check()?;
         for part in parts {
             let (own, rest) = bytes.split_at(part.size() as usize);
@@ -55,7 +55,7 @@ impl GpuForwardPass {
     }
 }
 
-impl SequenceCache for GpuForwardPass {
+impl SequenceCache for WgpuForwardPass {
     fn layout(&self) -> CacheLayout {
         CacheLayout {
             format: format!("wgpu {}", self.cache.cache_type),

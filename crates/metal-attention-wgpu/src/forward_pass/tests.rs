@@ -3,28 +3,28 @@
 #[path = "../../../../tests/common/archives.rs"]
 mod archives;
 
-use crate::{GpuForwardPassOptions, GpuOptions};
+use crate::{WgpuForwardPassOptions, WgpuOptions};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{Weights, argmax};
 
 use super::*;
 
-fn start(gpu: &Arc<GpuDevice>, groups: usize) -> GpuForwardPass {
-    start_with(gpu, &GpuForwardPassOptions { n_ctx: 32, layers_at_once: Some(groups), ..Default::default() })
+fn start(gpu: &Arc<WgpuDevice>, groups: usize) -> WgpuForwardPass {
+    start_with(gpu, &WgpuForwardPassOptions { n_ctx: 32, layers_at_once: Some(groups), ..Default::default() })
 }
 
-fn start_with(gpu: &Arc<GpuDevice>, options: &GpuForwardPassOptions) -> GpuForwardPass {
+fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
     let file = GgufFile::from_bytes(&archives::architectures()["llama-mha.gguf"]).unwrap();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
-    GpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
+    WgpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
 }
 
 #[test]
 fn a_step_that_was_given_up_is_taken_again() {
-    let gpu = match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+    let gpu = match WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) {
         Ok(gpu) => Arc::new(gpu),
-        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
+        Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
         Err(e) => panic!("{e}"),
     };
     let mut one_by_one = start(&gpu, 0);
@@ -50,7 +50,7 @@ fn a_step_that_was_given_up_is_taken_again() {
 
 #[test]
 fn waking_changes_nothing() {
-    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let texts = [false, true].map(|wakes| {
         let mut pass = start(&gpu, 0);
@@ -73,7 +73,7 @@ fn waking_changes_nothing() {
 
 #[test]
 fn kernels_that_come_late_are_taken() {
-    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let want: Vec<_> = {
         let mut pass = start(&gpu, 0);
@@ -95,7 +95,7 @@ fn kernels_that_come_late_are_taken() {
 }
 
 /// The ids that greedy decoding appends to sequence `seq` after `id`, and whether each step had its pages in order.
-fn greedy(pass: &mut GpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(u32, bool)> {
+fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(u32, bool)> {
     let mut text = Vec::new();
     for _ in 0..n {
         let token = BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
@@ -107,11 +107,11 @@ fn greedy(pass: &mut GpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(
 
 #[test]
 fn pages_out_of_order_go_layer_by_layer() {
-    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let software = gpu.summary().kind == wgpu::DeviceType::Cpu;
     let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|layers_at_once| {
-        let options = GpuForwardPassOptions {
+        let options = WgpuForwardPassOptions {
             n_ctx: 256,
             n_seq: 3,
             cache_type: metal_attention_model::CacheType::F32,
@@ -157,7 +157,7 @@ fn pages_out_of_order_go_layer_by_layer() {
 
 #[test]
 fn more_workgroups_than_run_side_by_side_are_not_used() {
-    let Ok(gpu) = GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     if gpu.summary().kind == wgpu::DeviceType::Cpu {
         let groups = 4 * std::thread::available_parallelism().map_or(1, usize::from);
         assert!(start(&Arc::new(gpu), groups).at_once.is_none());

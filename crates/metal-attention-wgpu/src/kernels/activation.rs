@@ -3,9 +3,9 @@
 use metal_attention_model::Activation;
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 const THREADS: usize = 256;
@@ -30,13 +30,13 @@ pub enum Gating<'a> {
 
 /// `y[t][i] = activation(gate[t][i]) * up[t][i]`: `x` as `gating` says, `y` `[n_tokens, n]`.
 pub fn activation(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     activation: Activation,
     n: usize,
     gating: Gating<'_>,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * n as u64;
     let width = if matches!(gating, Gating::Pairs) { 2 * bytes } else { bytes };
     let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, Reach::Tokens(width)), (y, Reach::Tokens(bytes))];

@@ -1,9 +1,9 @@
 //! The id of the largest logit.
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Logits that a workgroup of the first stage looks at: four for each invocation.
@@ -21,13 +21,13 @@ pub fn argmax_scratch_bytes(n_vocab: usize, n_rows: usize) -> u64 {
 /// With `advance`, a batch buffer, the `i`-th wanted token of the batch becomes `ids[i]`, one position on, which makes
 /// the batch of a decode step that of the next one.
 pub fn argmax(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n_vocab: usize,
     logits: &wgpu::Buffer,
     scratch: &wgpu::Buffer,
     ids: &wgpu::Buffer,
     advance: Option<&wgpu::Buffer>,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let [first, second] = keys(n_vocab, advance.is_some());
     let one = Extent::Fixed(1);
     let n_chunks = n_vocab.div_ceil(CHUNK) as u32;

@@ -5,7 +5,7 @@ use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
 
 use crate::arena::Bind;
 use crate::dispatch::Reach;
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 use crate::shader::Constant;
 
@@ -62,10 +62,10 @@ impl AttentionShape {
     }
 
     /// Refuses gates, for kernels that know none.
-    pub(crate) fn check_ungated(&self) -> Result<(), GpuError> {
+    pub(crate) fn check_ungated(&self) -> Result<(), WgpuError> {
         if self.gated {
             let why = "heads have gates, which this kernel does not know".to_owned();
-            return Err(GpuError::Mismatch { what: "attention".into(), why });
+            return Err(WgpuError::Mismatch { what: "attention".into(), why });
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl AttentionShape {
 
     /// Refuses heads that the attention kernels cannot hold, and sizes that do not go together: what the bounds of their
     /// accesses rest on.
-    pub(crate) fn check(&self) -> Result<(), GpuError> {
+    pub(crate) fn check(&self) -> Result<(), WgpuError> {
         let n = self.head_dim;
         let why = if n > MAX_FAST_HEAD_DIM {
             format!(
@@ -122,7 +122,7 @@ impl AttentionShape {
         } else {
             return Ok(());
         };
-        Err(GpuError::Mismatch { what: "attention".into(), why })
+        Err(WgpuError::Mismatch { what: "attention".into(), why })
     }
 
     fn constants(&self) -> Vec<(&'static str, Constant)> {

@@ -4,9 +4,9 @@ use half::f16;
 use metal_attention_model::{CacheType, NormKind, NormOver, PAGE, QkNorm, RopeLayout};
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Where keys and values come from.
@@ -152,13 +152,13 @@ pub struct InputsBuffers<'a> {
 
 /// Cuts off, normalises and rotates what the projections left in `qkv`, as the shape says: queries go to `queries`, keys and
 /// values to the cache.
-pub fn attention_inputs(gpu: &GpuDevice, of: &InputsShape, b: &InputsBuffers<'_>) -> Result<Dispatch, GpuError> {
+pub fn attention_inputs(gpu: &WgpuDevice, of: &InputsShape, b: &InputsBuffers<'_>) -> Result<Dispatch, WgpuError> {
     let bad_rope = of.rope.is_some_and(|(n_rot, _)| n_rot > of.head_dim || !n_rot.is_multiple_of(2));
     let late_row = of.qk_norm.is_some_and(|norm| norm.over == NormOver::Row && norm.after_rope);
     let bad_cache = b.cache.is_none() == (of.kv != KvInputs::None);
     if bad_rope || late_row || bad_cache || of.head_dim == 0 || of.n_head_kv == 0 {
         let why = format!("{of:?} asks for what no kernel does");
-        return Err(GpuError::Mismatch { what: "queries, keys and values".into(), why });
+        return Err(WgpuError::Mismatch { what: "queries, keys and values".into(), why });
     }
     let row = |n: usize| Reach::Tokens(4 * n as u64);
     let mut buffers: Vec<(&dyn Bind, Reach)> =

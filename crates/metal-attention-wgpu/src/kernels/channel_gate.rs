@@ -1,21 +1,21 @@
 //! The gate of RWKV-6's channel mix.
 
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 const THREADS: usize = 256;
 
 /// `y[t][i] = sigmoid(gate[t][i]) * x[t][i]`, or `+=`: all `[n_tokens, n]`.
 pub fn channel_gate(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     accumulate: bool,
     gate: &wgpu::Buffer,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let rows = Reach::Tokens(4 * n as u64);
     let grid = [Extent::Fixed(n.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
     Dispatch::new(gpu, &key(n, accumulate), &[(gate, rows), (x, rows), (y, rows)], grid)

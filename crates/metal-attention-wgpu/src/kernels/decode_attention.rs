@@ -4,9 +4,9 @@ use metal_attention_model::PAGE;
 
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Positions that one workgroup of [`decode_attention`] sees.
@@ -34,10 +34,10 @@ pub fn partial_bytes(shape: &AttentionShape, n_tokens: usize) -> u64 {
 /// In a step of one split this writes `buffers.att`; in a step of more it writes `buffers.partial`, and
 /// [`decode_attention_merge`] writes `buffers.att`. `buffers.qkv` stays as it is.
 pub fn decode_attention(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     let b = buffers.bound(shape);
     let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
@@ -50,10 +50,10 @@ pub fn decode_attention(
 
 /// Joins the splits that [`decode_attention`] left in `buffers.partial`; does nothing in a step of one split.
 pub fn decode_attention_merge(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     let grid = [Extent::WhenSplit(shape.n_head as u32), Extent::Tokens(1), Extent::Fixed(1)];
     let b = buffers.bound(shape);

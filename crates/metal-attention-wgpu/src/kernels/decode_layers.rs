@@ -6,10 +6,10 @@ use metal_attention_gguf::TensorType;
 
 use super::attention::AttentionShape;
 use crate::arena::{Bind, Slice};
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
-use crate::matrix::{GpuMatrix, MatrixPart, Whole, type_info, type_name};
+use crate::error::WgpuError;
+use crate::matrix::{MatrixPart, WgpuMatrix, Whole, type_info, type_name};
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -61,13 +61,13 @@ impl LayersShape {
 #[derive(Debug, Clone, Copy)]
 pub struct LayerMatrices<'a> {
     /// Queries, keys and values, one below the other.
-    pub qkv: &'a GpuMatrix,
+    pub qkv: &'a WgpuMatrix,
     /// Attention's output.
-    pub out: &'a GpuMatrix,
+    pub out: &'a WgpuMatrix,
     /// Rows of gate and up by turns.
-    pub gate_up: &'a GpuMatrix,
+    pub gate_up: &'a WgpuMatrix,
     /// The down projection.
-    pub down: &'a GpuMatrix,
+    pub down: &'a WgpuMatrix,
 }
 
 /// Buffers of [`decode_layers`].
@@ -126,12 +126,12 @@ fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
 /// All workgroups have to run at once. No API tells whether they will: run it once and look at
 /// [`LayersBuffers::ended`] and [`LayersBuffers::gave_up`].
 pub fn decode_layers(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &LayersShape,
     groups: usize,
     layers: &[LayerMatrices<'_>],
     buffers: &LayersBuffers<'_>,
-) -> Result<Result<Dispatch, &'static str>, GpuError> {
+) -> Result<Result<Dispatch, &'static str>, WgpuError> {
     let matrices = match Matrices::of(layers) {
         Ok(matrices) => matrices,
         Err(why) => return Ok(Err(why)),
@@ -241,15 +241,15 @@ impl Matrices {
     fn of(layers: &[LayerMatrices<'_>]) -> Result<Self, &'static str> {
         let mut variants: [Vec<Vec<Part>>; 4] = Default::default();
         let all = || layers.iter().map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]);
-        let mut parts = all().flatten().flat_map(GpuMatrix::parts);
+        let mut parts = all().flatten().flat_map(WgpuMatrix::parts);
         let buffer = parts.next().map(|part| part.buffer.buffer());
         if parts.any(|part| Some(part.buffer.buffer()) != buffer) {
             return Err("a layer's weights are more than one buffer can hold");
         }
-        if all().flatten().flat_map(GpuMatrix::parts).any(|part| part.row_step != 1) {
+        if all().flatten().flat_map(WgpuMatrix::parts).any(|part| part.row_step != 1) {
             return Err("gate and up have different types");
         }
-        let mut place = |i: usize, matrix: &GpuMatrix| {
+        let mut place = |i: usize, matrix: &WgpuMatrix| {
             let part = |part: &MatrixPart| Part { ty: part.ty, first_row: part.first_row, n_rows: part.n_rows };
             let parts: Vec<_> = matrix.parts().iter().map(part).collect();
             let known = variants[i].iter().position(|known| *known == parts);
@@ -436,7 +436,7 @@ impl Layout {
             // Rounds of rows that a workgroup of `n` takes, by the bytes of a row.
             let time = |part: &Part, n: usize| {
                 let rows_at_once = rows[i] * threads / tile(i, part).lanes;
-                part.n_rows.div_ceil(rows_at_once * n) as u64 * GpuMatrix::bytes_of(part.ty, inputs[i], 1)
+                part.n_rows.div_ceil(rows_at_once * n) as u64 * WgpuMatrix::bytes_of(part.ty, inputs[i], 1)
             };
             let parts = |parts: &Vec<Part>| {
                 let described = parts.iter().zip(shared_out(groups, parts, time));

@@ -1,9 +1,9 @@
 //! Embedding lookup.
 
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
-use crate::matrix::{GpuMatrix, type_name};
+use crate::error::WgpuError;
+use crate::matrix::{WgpuMatrix, type_name};
 use crate::pso::PsoKey;
 
 /// Lanes of a workgroup, each with 8 elements of a row.
@@ -12,11 +12,11 @@ const THREADS: usize = 64;
 /// `x[t] = table[id(t)]` for each token: `table` `[n_vocab, n_embd]`, `x` `[n_tokens, n_embd]`. The row of an id
 /// outside the vocabulary is left as it was.
 pub fn embedding(
-    gpu: &GpuDevice,
-    table: &GpuMatrix,
+    gpu: &WgpuDevice,
+    table: &WgpuMatrix,
     x: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let n_groups = table.n_in().div_ceil(8).div_ceil(THREADS) as u32;
     let parts = table.parts().iter();
     parts

@@ -1,22 +1,22 @@
 //! What is added to a token's embedding.
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// `x[t] = scale * x[t] + token_type + positions[pos(t)]` for each token, in place: `x` `[n_tokens, n]`, `token_type` `[n]`,
 /// `positions` `[n_positions, n]` with their number.
 pub fn embedding_sum(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     scale: f32,
     x: &wgpu::Buffer,
     token_type: Option<&wgpu::Buffer>,
     positions: Option<(&wgpu::Buffer, usize)>,
     batch: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, Reach::Tokens(4 * n as u64))];
     buffers.extend(token_type.map(|row| (row as &dyn Bind, Reach::floats(n))));
     if let Some((table, n_positions)) = positions {

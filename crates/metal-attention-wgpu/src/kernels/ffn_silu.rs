@@ -1,19 +1,19 @@
 //! The gated activation of a feed-forward network (SwiGLU, arXiv 2002.05202).
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// `hidden[t][i] = silu(gate[t][i]) * up[t][i]` with `silu(v) = v / (1 + exp(-v))`: `gate_up` `[n_tokens, 2 n_ff]`, gate
 /// `i` at `2i` and up `i` at `2i + 1`, `hidden` `[n_tokens, n_ff]`.
 pub fn ffn_silu(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n_ff: usize,
     gate_up: &wgpu::Buffer,
     hidden: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let columns = Extent::Fixed(n_ff.div_ceil(256) as u32);
     let bytes = 4 * n_ff as u64;
     let buffers: [(&dyn Bind, Reach); 2] = [(gate_up, Reach::Tokens(2 * bytes)), (hidden, Reach::Tokens(bytes))];

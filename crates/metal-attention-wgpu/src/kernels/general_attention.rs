@@ -4,9 +4,9 @@ use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, Temperature};
 
 use super::decode_attention::{SPLIT, n_splits};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Elements of a value for which a workgroup has threads.
@@ -60,7 +60,7 @@ impl GeneralAttention {
     }
 
     /// Refuses what the kernel cannot hold.
-    fn check(&self) -> Result<(), GpuError> {
+    fn check(&self) -> Result<(), WgpuError> {
         let (k, v) = (self.key_dim, self.value_dim);
         let why = if k > MAX_KEY_DIM || v > MAX_VALUE_DIM {
             format!(
@@ -74,7 +74,7 @@ impl GeneralAttention {
         } else {
             return Ok(());
         };
-        Err(GpuError::Mismatch { what: "attention".into(), why })
+        Err(WgpuError::Mismatch { what: "attention".into(), why })
     }
 
     fn key(&self, split: usize) -> PsoKey {
@@ -157,11 +157,11 @@ pub struct GeneralBuffers<'a> {
 /// Attention of every token's queries over the cache. Where `split`, for sequences that are decoded, the context is cut into
 /// the step's parts, which [`general_attention_merge`] joins.
 pub fn general_attention(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &GeneralAttention,
     split: bool,
     b: &GeneralBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     of.check()?;
     let row = |n: usize| Reach::Tokens(4 * (of.n_head * n) as u64);
     let [key_page, value_page] = of.page_bytes();
@@ -185,10 +185,10 @@ pub fn general_attention(
 
 /// Joins the parts that [`general_attention`] left; does nothing in a step of one.
 pub fn general_attention_merge(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &GeneralAttention,
     b: &GeneralBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     of.check()?;
     let partial = Reach::Splits(4 * (of.n_head * (of.value_dim + 2)) as u64);
     let att = Reach::Tokens(4 * (of.n_head * of.value_dim) as u64);

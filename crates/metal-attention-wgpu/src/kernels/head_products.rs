@@ -1,10 +1,10 @@
 //! Products of each head's row with a matrix of its own (the expansions of latent attention).
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
-use crate::matrix::{GpuMatrix, type_name};
+use crate::error::WgpuError;
+use crate::matrix::{WgpuMatrix, type_name};
 use crate::pso::PsoKey;
 
 const THREADS: usize = 64;
@@ -23,17 +23,17 @@ pub struct HeadRows {
 /// `y[t][h] = W[h] x[t][h]` for each token and head: `matrices` has those of all heads one below the other, `[n_head, n_out,
 /// n_in]`, `x` is `[n_tokens, n_head, x_stride]`, `y` `[n_tokens, n_head, y_stride]`, of which the first `n_out` are written.
 pub fn head_products(
-    gpu: &GpuDevice,
-    matrices: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrices: &WgpuMatrix,
     of: HeadRows,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let (n_in, n_out) = (matrices.n_in(), matrices.n_out() / of.n_head.max(1));
     let uneven = !matrices.n_out().is_multiple_of(of.n_head.max(1)) || matrices.parts().iter().any(|p| p.row_step != 1);
     if uneven || n_in > of.x_stride || n_out > of.y_stride {
         let why = format!("[{}, {n_in}] do not suit {of:?}", matrices.n_out());
-        return Err(GpuError::Mismatch { what: "the matrices of heads".into(), why });
+        return Err(WgpuError::Mismatch { what: "the matrices of heads".into(), why });
     }
     let row = |stride: usize| Reach::Tokens(4 * (of.n_head * stride) as u64);
     let parts = matrices.parts().iter();

@@ -4,9 +4,9 @@ use half::f16;
 use metal_attention_model::CacheType;
 
 use super::attention::{AttentionBuffers, AttentionShape};
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 const THREADS: usize = 64;
@@ -14,10 +14,10 @@ const THREADS: usize = 64;
 /// Appends the keys and values in `buffers.qkv` of every token to the cache, at the token's position in its sequence:
 /// bit for bit in an F32 cache, rounded to the nearest, on ties to even, in an F16 one.
 pub fn kv_cache_copy(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let units = 2 * shape.n_head_kv * shape.padded_head_dim() / 4;
     let grid = [Extent::Fixed(units.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
     shape.check()?;

@@ -3,9 +3,9 @@
 use metal_attention_model::{CacheType, PAGE, RopeLayout};
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Elements of a key for which workgroups' memory suffices.
@@ -79,12 +79,12 @@ pub struct LatentBuffers<'a> {
 
 /// Puts the end of every query, rotated, into `queries`, and appends the normalised row with the rotated key to the cache: as key
 /// all of it, as value the row.
-pub fn latent_inputs(gpu: &GpuDevice, of: &LatentShape, b: &LatentBuffers<'_>) -> Result<Dispatch, GpuError> {
+pub fn latent_inputs(gpu: &WgpuDevice, of: &LatentShape, b: &LatentBuffers<'_>) -> Result<Dispatch, WgpuError> {
     let (key_dim, shared_dim) = (of.rank + of.shared_dim, of.shared_dim);
     let pairs = of.layout.is_none() || shared_dim.is_multiple_of(2);
     if key_dim > MAX_KEY_DIM || of.rank == 0 || shared_dim == 0 || !pairs {
         let why = format!("rows of {key_dim} elements, {shared_dim} of them shared, of {MAX_KEY_DIM} at most");
-        return Err(GpuError::Mismatch { what: "latent attention".into(), why });
+        return Err(WgpuError::Mismatch { what: "latent attention".into(), why });
     }
     let row = |n: usize| Reach::Tokens(4 * n as u64);
     let page = |n: usize| Reach::Fixed((PAGE * n.next_multiple_of(4) * of.cache.bytes()) as u64);

@@ -5,10 +5,10 @@ use metal_attention_gguf::TensorType;
 
 use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
-use crate::matrix::{GpuMatrix, MatrixPart, type_info, type_name};
+use crate::error::WgpuError;
+use crate::matrix::{MatrixPart, WgpuMatrix, type_info, type_name};
 use crate::pso::PsoKey;
 use crate::shader::{Constant, ShaderFeatures};
 
@@ -98,14 +98,14 @@ pub fn matmul_method(
 }
 
 /// Whether [`matmul`] does all parts of `matrix` on matrix units.
-pub fn all_on_units(features: ShaderFeatures, matrix: &GpuMatrix, exact: bool) -> bool {
+pub fn all_on_units(features: ShaderFeatures, matrix: &WgpuMatrix, exact: bool) -> bool {
     let method = |part: &MatrixPart| matmul_method(features, part.ty, matrix.n_out(), MAX_DEPTH, exact);
     matrix.parts().iter().all(|part| method(part) != MatmulMethod::Tiled)
 }
 
 /// Whether tiles for up to `n_tokens` tokens are so few that they leave most of a large GPU idle, and weights are read as they
 /// are, so that [`multi_token_matvec`](super::multi_token_matvec) is faster: routers of experts in F32.
-pub fn leaves_idle_in_tiles(matrix: &GpuMatrix, n_tokens: usize) -> bool {
+pub fn leaves_idle_in_tiles(matrix: &WgpuMatrix, n_tokens: usize) -> bool {
     const FEWEST_TILES: usize = 64;
     let wide = matrix.parts().iter().all(|part| type_info(part.ty).wide);
     wide && matrix.n_out().div_ceil(TILE) * n_tokens.div_ceil(TILE) < FEWEST_TILES
@@ -120,17 +120,17 @@ pub struct MatmulScratch {
 
 impl MatmulScratch {
     /// Room for `n_tokens` rows of at most `n_in` elements; next to nothing on a device without matrix units.
-    pub fn new(gpu: &GpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+    pub fn new(gpu: &WgpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, WgpuError> {
         Self::of(gpu, unit_bytes(gpu.features()), n_tokens, n_in)
     }
 
     /// As [`new`](Self::new) on a device without matrix units, for loops that stand in for them.
-    pub fn for_loops(gpu: &GpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+    pub fn for_loops(gpu: &WgpuDevice, n_tokens: usize, n_in: usize) -> Result<Self, WgpuError> {
         Self::of(gpu, size_of::<f32>(), n_tokens, n_in)
     }
 
     /// With so many bytes a number.
-    pub(super) fn of(gpu: &GpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, GpuError> {
+    pub(super) fn of(gpu: &WgpuDevice, bytes: usize, n_tokens: usize, n_in: usize) -> Result<Self, WgpuError> {
         let [padded, scales] = Self::bytes_of(bytes, n_tokens, n_in);
         Ok(Self {
             padded: gpu.buffer("the inputs of matrix units", padded)?,
@@ -150,8 +150,8 @@ impl MatmulScratch {
 /// up to `n_tokens` tokens. One dispatch a part of the matrix, and on matrix units one before them that converts `x`. Unless `exact`, these may round weights and inputs to 16-bit floats,
 /// the inputs relative to the largest of their row.
 pub fn matmul(
-    gpu: &GpuDevice,
-    matrix: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     n_tokens: usize,
     exact: bool,
@@ -159,7 +159,7 @@ pub fn matmul(
     y: &wgpu::Buffer,
     scratch: &MatmulScratch,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let method = |part: &MatrixPart| matmul_method(gpu.features(), part.ty, matrix.n_out(), n_tokens, exact);
     matmul_by(gpu, matrix, options, method, x, y, scratch, batch)
 }
@@ -167,16 +167,16 @@ pub fn matmul(
 /// [`matmul`] with the method that `method` says for each part, to compare methods. Where a device has no matrix units,
 /// plain loops stand in for them, and `scratch` is one [for these](MatmulScratch::for_loops).
 pub fn matmul_by(
-    gpu: &GpuDevice,
-    matrix: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     method: impl Fn(&MatrixPart) -> MatmulMethod,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
     scratch: &MatmulScratch,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
-    let mismatch = |why: &str| GpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
+) -> Result<Vec<Dispatch>, WgpuError> {
+    let mismatch = |why: &str| WgpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
     let norm = match options.input {
         MatvecInput::Plain => None,
         MatvecInput::RmsNorm { weight, eps } => Some((weight, eps)),
@@ -249,7 +249,7 @@ pub(super) struct Product {
 }
 
 impl Product {
-    pub(super) fn new(matrix: &GpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>) -> Self {
+    pub(super) fn new(matrix: &WgpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>) -> Self {
         Self {
             ty: part.ty,
             n_in: matrix.n_in(),

@@ -5,10 +5,10 @@ use metal_attention_gguf::TensorType;
 use super::matmul::Product;
 use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
-use crate::matrix::{GpuMatrix, MatrixPart, type_info, type_name};
+use crate::error::WgpuError;
+use crate::matrix::{MatrixPart, WgpuMatrix, type_info, type_name};
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -34,7 +34,7 @@ const TURNS: usize = 3;
 
 impl SplitTile {
     /// The subgroups that inputs of a row are shared among: no more than make a turn less, or than a workgroup can have.
-    fn shares(self, n_in: usize, gpu: &GpuDevice) -> usize {
+    fn shares(self, n_in: usize, gpu: &WgpuDevice) -> usize {
         let (limits, features) = (gpu.wgpu().limits(), gpu.features());
         let scalar = if features.cooperative_f16 { 2 } else { 4 };
         let each = scalar * (self.rows + SIDE) * (self.depth + 8) + 4 * SIDE * (SIDE + 4) + 8 * SIDE;
@@ -49,7 +49,7 @@ impl SplitTile {
 /// The tile for a product of `matrix` with up to `n_tokens` tokens; `None` where [`split_matmul`] would not do or is not the
 /// fastest way: without 16-bit matrix units, with weights beyond the range of 16-bit floats, with rows that are no whole
 /// units, when `exact` asks for 32-bit floats, and for large matrices, which fill a GPU in plain tiles too.
-pub fn split_tile(features: ShaderFeatures, matrix: &GpuMatrix, n_tokens: usize, exact: bool) -> Option<SplitTile> {
+pub fn split_tile(features: ShaderFeatures, matrix: &WgpuMatrix, n_tokens: usize, exact: bool) -> Option<SplitTile> {
     let suits = features.cooperative_f16 && (8..=128).contains(&features.subgroup_size);
     if exact || !suits || !matrix.n_in().is_multiple_of(8) || matrix.parts().iter().any(|part| type_info(part.ty).wide)
     {
@@ -72,15 +72,15 @@ pub fn split_tile(features: ShaderFeatures, matrix: &GpuMatrix, n_tokens: usize,
 ///
 /// Runs on any device with subgroups of 8 to 128 lanes, but is of use only where [`split_tile`] names a tile.
 pub fn split_matmul(
-    gpu: &GpuDevice,
-    matrix: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     tile: SplitTile,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
-    let mismatch = |why: &str| GpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
+) -> Result<Vec<Dispatch>, WgpuError> {
+    let mismatch = |why: &str| WgpuError::Mismatch { what: "a matrix product".to_owned(), why: why.to_owned() };
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
         return Err(mismatch("its gate and up rows lie in different parts"));
     }

@@ -3,10 +3,10 @@
 mod product;
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
-use crate::matrix::GpuMatrix;
+use crate::error::WgpuError;
+use crate::matrix::WgpuMatrix;
 use product::Product;
 pub(crate) use product::catalogue;
 pub(super) use product::{Tile, float_tile};
@@ -38,7 +38,7 @@ pub enum MatvecOutput {
     /// `y += W x`: `*_accumulate`.
     Accumulate,
     /// `y[i] = silu((W x)[2 i]) * (W x)[2 i + 1]`, `[n_rows, n_out / 2]`: `*_gated`. For matrices that
-    /// [have pairs](GpuMatrix::has_pairs).
+    /// [have pairs](WgpuMatrix::has_pairs).
     Gated,
 }
 
@@ -113,7 +113,7 @@ impl Default for MatvecOptions<'_> {
 
 impl<'a> MatvecOptions<'a> {
     /// How much of `x` a product with `matrix` reaches.
-    pub(super) fn input_reach(&self, matrix: &GpuMatrix) -> Reach {
+    pub(super) fn input_reach(&self, matrix: &WgpuMatrix) -> Reach {
         let width = if matches!(self.input, MatvecInput::Silu) { 2 * matrix.n_in() } else { matrix.n_in() };
         match self.rows {
             Rows::Tokens | Rows::Wanted => Reach::Tokens(4 * width as u64),
@@ -122,13 +122,13 @@ impl<'a> MatvecOptions<'a> {
     }
 
     /// How much of `y`.
-    pub(super) fn output_reach(&self, matrix: &GpuMatrix) -> Reach {
+    pub(super) fn output_reach(&self, matrix: &WgpuMatrix) -> Reach {
         let n_out = matrix.n_out();
         self.rows.result_reach(4 * if self.output == MatvecOutput::Gated { n_out / 2 } else { n_out })
     }
 
     /// The weights of the norm and the bias, where there are any.
-    pub(super) fn norm_and_bias(&self, matrix: &GpuMatrix) -> impl Iterator<Item = (&'a dyn Bind, Reach)> + use<'a> {
+    pub(super) fn norm_and_bias(&self, matrix: &WgpuMatrix) -> impl Iterator<Item = (&'a dyn Bind, Reach)> + use<'a> {
         let norm = match self.input {
             MatvecInput::RmsNorm { weight, .. } => Some((weight as &dyn Bind, Reach::floats(matrix.n_in()))),
             MatvecInput::Plain | MatvecInput::Silu => None,
@@ -141,29 +141,29 @@ impl<'a> MatvecOptions<'a> {
 /// `y = W x` with `options`, one dispatch a part of the matrix. Made for one token: more tokens are right, but each
 /// reads the whole matrix.
 pub fn matvec(
-    gpu: &GpuDevice,
-    matrix: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     multi_token_matvec(gpu, matrix, options, 1, x, y, batch)
 }
 
 /// As [`matvec`] for a few tokens: each weight is read and dequantised once for `token_tile` (1, 2, 4 or 8) of them.
 pub fn multi_token_matvec(
-    gpu: &GpuDevice,
-    matrix: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     token_tile: usize,
     x: &wgpu::Buffer,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
         let why = "its gate and up rows lie in different parts".to_owned();
-        return Err(GpuError::Mismatch { what: "the gated product of a matrix".to_owned(), why });
+        return Err(WgpuError::Mismatch { what: "the gated product of a matrix".to_owned(), why });
     }
     products(gpu, matrix, options, [0; MAX_INPUTS], token_tile, &[x], y, batch)
 }
@@ -174,17 +174,17 @@ pub const MAX_INPUTS: usize = 6;
 /// As [`multi_token_matvec`] for all tokens, where rows of the matrix have different inputs: the first rows the first of
 /// `inputs`, as many as are said with it, and so on; each is `[n_tokens, n_in]`.
 pub fn matvec_of_inputs(
-    gpu: &GpuDevice,
-    matrix: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrix: &WgpuMatrix,
     inputs: &[(usize, &wgpu::Buffer)],
     token_tile: usize,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let n_rows: usize = inputs.iter().map(|(rows, _)| rows).sum();
     if n_rows != matrix.n_out() || !(1..=MAX_INPUTS).contains(&inputs.len()) {
         let why = format!("{} inputs of {n_rows} rows, of {}", inputs.len(), matrix.n_out());
-        return Err(GpuError::Mismatch { what: "the inputs of a matrix".to_owned(), why });
+        return Err(WgpuError::Mismatch { what: "the inputs of a matrix".to_owned(), why });
     }
     let mut row_ends = [0; MAX_INPUTS];
     let mut end = 0;
@@ -199,15 +199,15 @@ pub fn matvec_of_inputs(
 /// The products with each part of a matrix. `row_ends`: where the rows of each of `inputs` end, where these are several.
 #[allow(clippy::too_many_arguments)] // one after the other: what is multiplied, how, where it lies
 fn products(
-    gpu: &GpuDevice,
-    matrix: &GpuMatrix,
+    gpu: &WgpuDevice,
+    matrix: &WgpuMatrix,
     options: MatvecOptions<'_>,
     row_ends: [usize; MAX_INPUTS],
     token_tile: usize,
     inputs: &[&wgpu::Buffer],
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let token_tile = token_tile.clamp(1, 8);
     let parts = matrix.parts().iter();
     parts

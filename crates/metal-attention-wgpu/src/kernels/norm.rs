@@ -3,9 +3,9 @@
 use metal_attention_model::NormKind;
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// What [`norm`] computes.
@@ -76,13 +76,13 @@ impl NormShape {
 /// `y[t][r] = scale * norm(x[t][r])` for each row of each token, or `+=`: `x` `[n_tokens, rows, n]`, or `None` where `y` is its
 /// own input, `y` `[n_tokens or n_wanted, rows, n]`, `weights` `[n]` factors, then `[n]` to be added, as far as there are any.
 pub fn norm(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: NormShape,
     x: Option<&wgpu::Buffer>,
     weights: Option<&wgpu::Buffer>,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * (of.n * of.rows) as u64;
     let (extent, result) = if of.wanted_only {
         (Extent::Wanted(1), Reach::Wanted(bytes))

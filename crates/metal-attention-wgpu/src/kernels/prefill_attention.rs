@@ -4,9 +4,9 @@ use metal_attention_model::CacheType;
 
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -14,10 +14,10 @@ use crate::shader::ShaderFeatures;
 /// batch's own keys and values: after [`rope_append`](super::rope_append). Writes `buffers.att`. In 32-bit floats, on any
 /// device; the scores stay in registers.
 pub fn prefill_attention(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     dispatch(gpu, shape, buffers, &prefill_key(shape), queries(shape))
 }
@@ -27,21 +27,21 @@ pub fn prefill_attention(
 ///
 /// Runs on any device with subgroups of 8 to 64 lanes, but is of use only where [`attends_on_units`].
 pub fn prefill_attention_cooperative(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     dispatch(gpu, shape, buffers, &cooperative_key(shape, subgroups(shape)), SIDE)
 }
 
 fn dispatch(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
     key: &PsoKey,
     queries: usize,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let b = buffers.bound(shape);
     let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.keys, b.values, b.att, b.batch];
     bound.extend(b.sinks);

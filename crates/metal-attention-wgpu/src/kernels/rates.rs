@@ -1,9 +1,9 @@
 //! Kernels that do one thing only, to see how fast a device does it at best.
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -20,12 +20,12 @@ pub fn rate_sums(groups: usize) -> usize {
 /// Reads the first `n` vectors of 16 bytes of `words`: every thread those that are [`rate_sums`] apart, and `sums`
 /// `[rate_sums(groups)]` u32 gets the wrapping sum of their words.
 pub fn rate_read(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     groups: usize,
     words: &wgpu::Buffer,
     sums: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let key = PsoKey::new("rate_read", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups.into())]);
     Dispatch::new(
         gpu,
@@ -39,12 +39,12 @@ pub fn rate_read(
 /// `operands` and added to it. `sums` `[rate_sums(groups)]` f32 gets each thread's results, added up: with operands of 1
 /// `4 (28 + 8 steps)`.
 pub fn rate_floats(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     steps: usize,
     groups: usize,
     operands: &wgpu::Buffer,
     sums: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let key = PsoKey::new("rate_floats", [("steps", steps.into()), ("threads", THREADS.into())]);
     Dispatch::new(gpu, &key, &[(operands, Reach::floats(4)), (sums, Reach::floats(rate_sums(groups)))], grid(groups))
 }
@@ -58,12 +58,12 @@ pub fn rate_floats_work(steps: usize, groups: usize) -> u64 {
 /// first four `operands`. `sums` `[rate_sums(groups)]` f32 gets the elements of the results, added up by lane. `None` on
 /// a device without matrix units that kernels use.
 pub fn rate_matrix(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     steps: usize,
     groups: usize,
     operands: &wgpu::Buffer,
     sums: &wgpu::Buffer,
-) -> Result<Option<Dispatch>, GpuError> {
+) -> Result<Option<Dispatch>, WgpuError> {
     if matrix_side(gpu.features()).is_none() {
         return Ok(None);
     }

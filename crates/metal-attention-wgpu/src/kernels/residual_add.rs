@@ -1,12 +1,12 @@
 //! The sum of the residual stream and what a layer adds to it.
 
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// `x[t] += y[t]` for each token: `x` and `y` `[n_tokens, n]`.
-pub fn residual_add(gpu: &GpuDevice, n: usize, x: &wgpu::Buffer, y: &wgpu::Buffer) -> Result<Dispatch, GpuError> {
+pub fn residual_add(gpu: &WgpuDevice, n: usize, x: &wgpu::Buffer, y: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
     let columns = Extent::Fixed(n.div_ceil(256) as u32);
     let row = Reach::Tokens(4 * n as u64);
     Dispatch::new(gpu, &key(n), &[(x, row), (y, row)], [columns, Extent::Tokens(1), Extent::Fixed(1)])

@@ -1,9 +1,9 @@
 //! Root-mean-square norm (arXiv 1910.07467).
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Sizes of [`rmsnorm`].
@@ -20,13 +20,13 @@ pub struct RmsNorm {
 /// `y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight` for each token: `x` `[n_tokens, n]`, `weight` `[n]`,
 /// `y` `[n_tokens, n]` or `[n_wanted, n]`.
 pub fn rmsnorm(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: RmsNorm,
     x: &wgpu::Buffer,
     weight: &wgpu::Buffer,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let key =
         PsoKey::new("rmsnorm", [("n", of.n.into()), ("eps", of.eps.into()), ("wanted_only", of.wanted_only.into())]);
     let bytes = 4 * of.n as u64;

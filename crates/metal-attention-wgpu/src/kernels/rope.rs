@@ -3,9 +3,9 @@
 use metal_attention_model::{Rope, RopeLayout};
 
 use super::attention::{AttentionBuffers, AttentionShape};
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Sizes of [`rope_apply`].
@@ -36,12 +36,12 @@ pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32
 /// Rotates `x`, F32 `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a
 /// [`rope_table`].
 pub fn rope_apply(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: RopeShape,
     x: &wgpu::Buffer,
     rope: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let row = Reach::Tokens(4 * (of.n_heads * of.head_dim) as u64);
     let angles = Reach::floats(of.n_ctx * of.n_rot);
     Dispatch::new(gpu, &rope_apply_key(of), &[(x, row), (rope, angles), (batch, Reach::Batch)], grid(of.n_heads))
@@ -49,10 +49,10 @@ pub fn rope_apply(
 
 /// Normalises (when the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
 pub fn rope_apply_dual(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     shape.check_ungated()?;
     let b = buffers.bound(shape);
@@ -64,10 +64,10 @@ pub fn rope_apply_dual(
 /// [`rope_apply_dual`] and [`kv_cache_copy`](super::kv_cache_copy) in one: queries are normalised and rotated in place,
 /// keys only on their way into the cache.
 pub fn rope_append(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     let b = buffers.bound(shape);
     let mut bound = vec![b.qkv, b.rope, b.keys, b.values, b.batch];

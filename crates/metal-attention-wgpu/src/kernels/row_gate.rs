@@ -1,18 +1,18 @@
 //! A gate for whole rows: what all tokens go through beside the experts of Qwen 2.
 
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// `y[t] *= sigmoid(dot(x[t], gate))`: `x` and `y` `[n_tokens, n]`, `gate` `[n]`.
 pub fn row_gate(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     x: &wgpu::Buffer,
     gate: &wgpu::Buffer,
     y: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let rows = Reach::Tokens(4 * n as u64);
     let grid = [Extent::Tokens(1), Extent::Fixed(1), Extent::Fixed(1)];
     Dispatch::new(gpu, &key(n), &[(x, rows), (gate, Reach::floats(n)), (y, rows)], grid)

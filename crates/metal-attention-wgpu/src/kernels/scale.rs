@@ -1,8 +1,8 @@
 //! Factors on rows, and soft caps.
 
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// What [`scale`] computes.
@@ -19,7 +19,7 @@ pub struct ScaleShape {
 }
 
 /// `x = cap * tanh(scale * x / cap)`, in place, or `x *= scale`: `x` `[n_tokens or n_wanted, n]`.
-pub fn scale(gpu: &GpuDevice, of: ScaleShape, x: &wgpu::Buffer) -> Result<Dispatch, GpuError> {
+pub fn scale(gpu: &WgpuDevice, of: ScaleShape, x: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * of.n as u64;
     let (rows, reach) =
         if of.wanted { (Extent::Wanted(1), Reach::Wanted(bytes)) } else { (Extent::Tokens(1), Reach::Tokens(bytes)) };

@@ -3,9 +3,9 @@
 use metal_attention_model::ShortConvSpec;
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Channels of a workgroup.
@@ -34,15 +34,15 @@ pub struct ShortConvBuffers<'a> {
 
 /// `out_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`, and the states after each segment, of which there are `n_slots`.
 pub fn short_conv(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: ShortConvSpec,
     n_slots: usize,
     b: &ShortConvBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let ShortConvSpec { width, n_tap } = of;
     if !(2..=MAX_TAPS).contains(&n_tap) {
         let why = format!("{n_tap} taps, of 2 to {MAX_TAPS}");
-        return Err(GpuError::Mismatch { what: "a short convolution".into(), why });
+        return Err(WgpuError::Mismatch { what: "a short convolution".into(), why });
     }
     let row = |n: usize| Reach::Tokens(4 * n as u64);
     let buffers: [(&dyn Bind, Reach); 5] = [

@@ -1,9 +1,9 @@
 //! Several residual streams of which a layer computes with the first (`AltUp`, arXiv 2301.13310).
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Rows of a buffer, or parts of them.
@@ -19,16 +19,16 @@ pub struct RowsOf<'a> {
 
 /// `y[t] = a[t]`, or `+=`, over `n` elements; with `b` stretched to the length of `b[t]`, as the root of its squares' sum.
 pub fn stretch(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     a: RowsOf<'_>,
     b: Option<RowsOf<'_>>,
     y: RowsOf<'_>,
     accumulate: bool,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     if let Some(rows) = [Some(a), b, Some(y)].into_iter().flatten().find(|rows| rows.at + n > rows.stride) {
         let why = format!("{n} elements from the {}th on, of {}", rows.at, rows.stride);
-        return Err(GpuError::Mismatch { what: "rows to be stretched".into(), why });
+        return Err(WgpuError::Mismatch { what: "rows to be stretched".into(), why });
     }
     let reach = |rows: RowsOf<'_>| Reach::Tokens(4 * rows.stride as u64);
     let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(a.buffer, reach(a)), (y.buffer, reach(y))];
@@ -79,24 +79,24 @@ pub struct StreamsBuffers<'a> {
 
 /// `streams[i] += sum over j of c[i][j] streams[j]` with `c = matrix tanh(router)`; then `x` is the first.
 pub fn predict_streams(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     n_streams: usize,
     b: &StreamsBuffers<'_>,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     Dispatch::new(gpu, &mix_key(n, n_streams, false), &mixed(n, n_streams, n_streams * n_streams, b), columns(n))
 }
 
 /// `streams[i] += (x - streams[0]) (c[i] + 1)` with `c = matrix tanh(router)`; then `x` is the first, and `scaled` that times
 /// `scale`, `[n]`.
 pub fn correct_streams(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     n_streams: usize,
     b: &StreamsBuffers<'_>,
     scale: &wgpu::Buffer,
     scaled: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let mut buffers = mixed(n, n_streams, n_streams, b);
     buffers.extend([(scale as &dyn Bind, Reach::floats(n)), (scaled, Reach::Tokens(4 * n as u64))]);
     Dispatch::new(gpu, &mix_key(n, n_streams, true), &buffers, columns(n))
@@ -149,12 +149,12 @@ fn tanh_product(row: &[f32], router: &[f32]) -> f64 {
 
 /// `streams[i] += y` for all but the first: `streams` `[n_tokens, n_streams, n]`, `y` `[n_tokens, n]`.
 pub fn add_to_idle_streams(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n: usize,
     n_streams: usize,
     streams: &wgpu::Buffer,
     y: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let row = |n: usize| Reach::Tokens(4 * n as u64);
     Dispatch::new(gpu, &add_key(n, n_streams), &[(streams, row(n_streams * n)), (y, row(n))], columns(n))
 }

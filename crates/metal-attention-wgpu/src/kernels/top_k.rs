@@ -3,9 +3,9 @@
 use metal_attention_model::TopK;
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Most logits that [`top_k`] finds.
@@ -40,13 +40,13 @@ pub fn top_k_scratch_bytes(n_vocab: usize, k: usize, n_rows: usize) -> u64 {
 /// # Panics
 /// On another `k`.
 pub fn top_k(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     n_vocab: usize,
     k: usize,
     logits: &wgpu::Buffer,
     scratch: &wgpu::Buffer,
     best: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let lists = lists(n_vocab, k);
     keys(n_vocab, k)
         .iter()

@@ -3,21 +3,21 @@
 use metal_attention_gguf::{Tensor, TensorType};
 
 use super::upload::RowSource;
-use super::{GpuMatrix, PartRows, Place, check_row_len, mismatch, upload};
+use super::{PartRows, Place, WgpuMatrix, check_row_len, mismatch, upload};
 use crate::arena::Arena;
-use crate::device::GpuDevice;
-use crate::error::GpuError;
+use crate::device::WgpuDevice;
+use crate::error::WgpuError;
 
-impl GpuMatrix {
+impl WgpuMatrix {
     /// [`interleave`](Self::interleave) of several gates and as many ups, one pair below the other: rows `2 i` and `2 i + 1` of
     /// an expert are row `i` of its gate and of its up. All are of one type and shape.
     pub fn interleave_all(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         what: &str,
         gates: &[&Tensor],
         ups: &[&Tensor],
         arena: &mut Arena,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let mut rows = Vec::new();
         let matrix = Self::place_interleave_all(gpu, what, gates, ups, arena, &mut rows)?;
         upload(gpu, &rows, &|_| ())?;
@@ -26,13 +26,13 @@ impl GpuMatrix {
 
     /// As [`interleave_all`](Self::interleave_all), but that the rows come when `rows` are uploaded.
     pub(crate) fn place_interleave_all(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         what: &str,
         gates: &[&Tensor],
         ups: &[&Tensor],
         arena: &mut Arena,
         rows: &mut Vec<PartRows>,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let Some(first) = gates.first().filter(|_| gates.len() == ups.len()) else {
             return Err(mismatch(what, format!("there are {} gates and {} ups", gates.len(), ups.len())));
         };

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::arena::{Arena, Slice};
-use crate::device::GpuDevice;
-use crate::error::GpuError;
+use crate::device::WgpuDevice;
+use crate::error::WgpuError;
 use layout::RowLayout;
 pub(crate) use repack::catalogue;
 pub(crate) use types::{Whole, type_info, type_name};
@@ -21,7 +21,7 @@ pub(crate) use upload::{PartRows, upload};
 
 /// A matrix `W`, `[n_out, n_in]`, in one or more parts.
 #[derive(Debug, Clone)]
-pub struct GpuMatrix {
+pub struct WgpuMatrix {
     n_in: usize,
     n_out: usize,
     parts: Vec<MatrixPart>,
@@ -46,14 +46,14 @@ pub struct MatrixPart {
 impl MatrixPart {
     /// Bytes that its rows, of `n_in` elements, take up.
     pub(crate) fn bytes(&self, n_in: usize) -> u64 {
-        GpuMatrix::bytes_of(self.ty, n_in, self.n_rows)
+        WgpuMatrix::bytes_of(self.ty, n_in, self.n_rows)
     }
 }
 
-impl GpuMatrix {
+impl WgpuMatrix {
     /// Uploads `tensors`, one below the other, into `arena`. Neighbours of one type share a part, as far as one binding of
     /// the device and the arena allow.
-    pub fn concat(gpu: &GpuDevice, what: &str, tensors: &[&Tensor], arena: &mut Arena) -> Result<Self, GpuError> {
+    pub fn concat(gpu: &WgpuDevice, what: &str, tensors: &[&Tensor], arena: &mut Arena) -> Result<Self, WgpuError> {
         let mut rows = Vec::new();
         let matrix = Self::place_concat(gpu, what, tensors, arena, &mut rows)?;
         upload(gpu, &rows, &|_| ())?;
@@ -62,12 +62,12 @@ impl GpuMatrix {
 
     /// As [`concat`](Self::concat), but that the rows come when `rows` are uploaded.
     pub(crate) fn place_concat(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         what: &str,
         tensors: &[&Tensor],
         arena: &mut Arena,
         rows: &mut Vec<PartRows>,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let Some(first) = tensors.first() else {
             return Err(mismatch(what, "it has no tensors".to_owned()));
         };
@@ -93,12 +93,12 @@ impl GpuMatrix {
     /// As [`concat`](Self::concat), the matrix whose row `2 i` is row `i` of `gate` and whose row `2 i + 1` is row `i` of
     /// `up`.
     pub fn interleave(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         what: &str,
         gate: &Tensor,
         up: &Tensor,
         arena: &mut Arena,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let mut rows = Vec::new();
         let matrix = Self::place_interleave(gpu, what, gate, up, arena, &mut rows)?;
         upload(gpu, &rows, &|_| ())?;
@@ -107,13 +107,13 @@ impl GpuMatrix {
 
     /// As [`interleave`](Self::interleave), but that the rows come when `rows` are uploaded.
     pub(crate) fn place_interleave(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         what: &str,
         gate: &Tensor,
         up: &Tensor,
         arena: &mut Arena,
         rows: &mut Vec<PartRows>,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         check_row_len(what, gate, up)?;
         let n = gate.n_rows();
         if n != up.n_rows() {
@@ -157,11 +157,11 @@ impl GpuMatrix {
     }
 }
 
-fn mismatch(what: &str, why: String) -> GpuError {
-    GpuError::Mismatch { what: what.to_owned(), why }
+fn mismatch(what: &str, why: String) -> WgpuError {
+    WgpuError::Mismatch { what: what.to_owned(), why }
 }
 
-fn check_row_len(what: &str, a: &Tensor, b: &Tensor) -> Result<(), GpuError> {
+fn check_row_len(what: &str, a: &Tensor, b: &Tensor) -> Result<(), WgpuError> {
     if a.row_len() == b.row_len() {
         return Ok(());
     }
@@ -172,7 +172,7 @@ fn check_row_len(what: &str, a: &Tensor, b: &Tensor) -> Result<(), GpuError> {
 
 /// A matrix that is given its place in the GPU's memory.
 struct Place<'a> {
-    gpu: &'a GpuDevice,
+    gpu: &'a WgpuDevice,
     what: &'a str,
     n_in: usize,
     arena: &'a mut Arena,
@@ -182,7 +182,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     /// Finds a place for the rows of `source`, which are of one type, in as few parts as can be.
-    fn rows(&mut self, ty: TensorType, first_row: usize, row_step: usize, source: RowSource) -> Result<(), GpuError> {
+    fn rows(&mut self, ty: TensorType, first_row: usize, row_step: usize, source: RowSource) -> Result<(), WgpuError> {
         let n_rows = source.n_rows();
         let layout = RowLayout::new(ty, self.n_in);
         // Buffers are whole vectors of four words.
@@ -193,7 +193,7 @@ impl Place<'_> {
         let max_rows = (max.saturating_sub(layout.table_bytes()) / layout.row_bytes()) & !1;
         if max_rows == 0 || last_row > u64::from(u32::MAX) {
             let bytes = layout.part_bytes(n_rows as u64);
-            return Err(GpuError::TooLarge { what: self.what.to_owned(), bytes, max });
+            return Err(WgpuError::TooLarge { what: self.what.to_owned(), bytes, max });
         }
         let source = Arc::new(source);
         let mut done = 0;

@@ -7,9 +7,9 @@ use metal_attention_gguf::TensorType;
 
 use super::layout::RowLayout;
 use crate::arena::{Bind, Slice};
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Threads of a workgroup.
@@ -142,13 +142,13 @@ impl BitOrder {
 
 /// Repacks the `n` rows of `source` into their places in `to`.
 pub(super) fn repack(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     layout: &RowLayout,
     n: usize,
     source: (&Slice, u64),
     table: &wgpu::Buffer,
     to: (&Slice, u64),
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let words = n * layout.row_bytes() as usize / 4;
     let reach = |bytes: u64| Reach::Fixed(bytes);
     let buffers: [(&dyn Bind, Reach); 3] =

@@ -8,9 +8,9 @@ use metal_attention_gguf::{Tensor, TensorType};
 use super::layout::RowLayout;
 use super::repack::{BitOrder, repack};
 use crate::arena::{Arena, Slice};
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::StepSize;
-use crate::error::GpuError;
+use crate::error::WgpuError;
 
 /// Bytes of packed rows that one thread makes before it sends them off.
 const CHUNK_BYTES: u64 = 4 << 20;
@@ -79,7 +79,7 @@ impl PartRows {
     }
 
     /// Packs rows `first..first + n` and writes their piece of each section.
-    fn send(&self, gpu: &GpuDevice, first: usize, n: usize) {
+    fn send(&self, gpu: &WgpuDevice, first: usize, n: usize) {
         let mut pieces: Vec<Vec<u32>> = self.layout.sections.iter().map(|&words| vec![0; words * n]).collect();
         for i in 0..n {
             self.layout.pack(self.source.row(self.first + first + i), i, &mut pieces);
@@ -93,7 +93,7 @@ impl PartRows {
     }
 
     /// Writes rows `first..first + n` to `slot` as the file has them, to be repacked in the order of `order`.
-    fn send_raw(&self, gpu: &GpuDevice, order: &BitOrder, slot: &Slice, first: usize, n: usize) {
+    fn send_raw(&self, gpu: &WgpuDevice, order: &BitOrder, slot: &Slice, first: usize, n: usize) {
         let row_bytes = self.source.row_bytes();
         let header = order.header(&self.layout, row_bytes, self.n_rows, first, n);
         let bytes = BitOrder::source_bytes(row_bytes, n);
@@ -109,7 +109,7 @@ impl PartRows {
     }
 
     /// Writes what all rows share behind them.
-    fn send_table(&self, gpu: &GpuDevice) {
+    fn send_table(&self, gpu: &WgpuDevice) {
         if !self.layout.table.is_empty() {
             let at = self.to.offset() + self.layout.row_bytes() * self.n_rows as u64;
             gpu.write_at(self.to.buffer(), at, &self.layout.table);
@@ -139,7 +139,7 @@ struct Raw {
 
 impl Raw {
     /// For `parts`, `n_slots` chunks at a time.
-    fn new(gpu: &GpuDevice, parts: &[PartRows], n_slots: usize) -> Result<Self, GpuError> {
+    fn new(gpu: &WgpuDevice, parts: &[PartRows], n_slots: usize) -> Result<Self, WgpuError> {
         let mut repackers: Vec<Repacker> = Vec::new();
         let mut longest = 0;
         for part in parts {
@@ -169,14 +169,14 @@ impl Raw {
 
 /// Writes all of `parts`, of which a few MiB for each thread are on their way at a time, and those before. The file's pages are
 /// released as they are read. `meanwhile` is called while the GPU has nothing to do, with the part of the bytes that are there.
-pub(crate) fn upload(gpu: &GpuDevice, parts: &[PartRows], meanwhile: &dyn Fn(f64)) -> Result<(), GpuError> {
+pub(crate) fn upload(gpu: &WgpuDevice, parts: &[PartRows], meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
     // What a CPU plays the GPU it is better to do oneself.
     let on_gpu = !gpu.summary().is_software();
     upload_by(gpu, parts, on_gpu, meanwhile)
 }
 
 /// As [`upload`]; `on_gpu`: rows are repacked on the GPU, as far as it can.
-fn upload_by(gpu: &GpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn Fn(f64)) -> Result<(), GpuError> {
+fn upload_by(gpu: &WgpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
     for part in parts {
         part.send_table(gpu);
     }
@@ -234,7 +234,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::GpuOptions;
+    use crate::WgpuOptions;
     use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
 
     /// Two tensors of any bytes at all.
@@ -256,9 +256,9 @@ mod tests {
 
     #[test]
     fn the_gpu_repacks_rows_as_the_cpu_does() {
-        let gpu = match GpuDevice::open(&GpuOptions { checked: true, ..Default::default() }) {
+        let gpu = match WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) {
             Ok(gpu) => gpu,
-            Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
+            Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
             Err(e) => panic!("{e}"),
         };
         for &ty in TensorType::ALL {

@@ -10,8 +10,8 @@ use crate::kernels::{
     DeltaRuleStepBuffers, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankShape, MatvecOutput, OutputGate, RowsAt,
     Squash, StatesAt,
 };
-use crate::weights::{GpuDeltaRule, GpuLowRank, GpuMixer};
-use crate::{Dispatch, Extent, GpuError};
+use crate::weights::{WgpuDeltaRule, WgpuLowRank, WgpuMixer};
+use crate::{Dispatch, Extent, WgpuError};
 
 /// Where what the projections give lies.
 struct Projected<'a> {
@@ -46,7 +46,7 @@ fn gate_kind(of: &DeltaRuleSpec) -> OutputGate {
 impl PlanBuilder<'_> {
     /// Whether layer `i` has a delta rule whose gates are projected apart.
     pub(super) fn delta_rule_gates_apart(&self, i: usize) -> bool {
-        matches!(&self.weights.layers[i].mixer, GpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
+        matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
     }
 
     /// The gated delta rule of layer `i`, up to the row that the output matrix multiplies.
@@ -55,15 +55,15 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         spec: &DeltaRuleSpec,
-        w: &GpuDeltaRule,
+        w: &WgpuDeltaRule,
         input: Input<'_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let s = self.s;
         self.product_of(d, input, Product::new(&w.inputs, MatvecOutput::Store, &s.x, &s.qkv))?;
         if let Some(gates) = &w.gates {
             self.product_of(d, input, Product::new(gates, MatvecOutput::Store, &s.x, &s.kv_a))?;
         }
-        if let Some((GpuLowRank { down, up }, low_rank)) = w.low_rank.as_ref().zip(low_rank_of_delta_rule(spec)) {
+        if let Some((WgpuLowRank { down, up }, low_rank)) = w.low_rank.as_ref().zip(low_rank_of_delta_rule(spec)) {
             self.product_of(d, input, Product::new(down, MatvecOutput::Store, &s.x, &s.rwkv.small))?;
             self.expand(d, &low_rank, up, &s.rwkv.large)?;
         }
@@ -77,7 +77,7 @@ impl PlanBuilder<'_> {
         self.delta_rule_scan(d, i, spec, w, &projected)
     }
 
-    fn projected(&self, spec: &DeltaRuleSpec, w: &GpuDeltaRule) -> Projected<'_> {
+    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> Projected<'_> {
         let (s, n_channels, n_head) = (self.s, spec.n_channels(), spec.n_head_v);
         let low_rank = low_rank_of_delta_rule(spec);
         // Rows of `qkv` have the gate and, unless they lie apart, what `beta` and the decay come of.
@@ -108,9 +108,9 @@ impl PlanBuilder<'_> {
         &self,
         i: usize,
         spec: &DeltaRuleSpec,
-        w: &GpuDeltaRule,
+        w: &WgpuDeltaRule,
         projected: &Projected<'_>,
-    ) -> Result<Option<Dispatch>, GpuError> {
+    ) -> Result<Option<Dispatch>, WgpuError> {
         let s = self.s;
         let of = self.delta_rule_shape(spec, projected.channels, projected);
         let step = DeltaRuleStep {
@@ -133,9 +133,9 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         spec: &DeltaRuleSpec,
-        w: &GpuDeltaRule,
+        w: &WgpuDeltaRule,
         projected: &Projected<'_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (gpu, s) = (self.gpu, self.s);
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
         let convolved = RowsAt::whole(spec.n_channels());
@@ -198,7 +198,7 @@ impl PlanBuilder<'_> {
     fn delta_rule_buffers<'b>(
         &'b self,
         i: usize,
-        w: &'b GpuDeltaRule,
+        w: &'b WgpuDeltaRule,
         projected: &Projected<'b>,
         x: &'b Buffer,
         out: &'b Buffer,

@@ -1,7 +1,7 @@
 //! What comes before the first layer and after the last: embeddings, the last norm, logits.
 
 use crate::kernels::{self, MatvecOutput, NormShape, Rows, ScaleShape};
-use crate::{Dispatch, GpuError};
+use crate::{Dispatch, WgpuError};
 use metal_attention_model::{NormKind, PerLayerEmbedding};
 
 use super::{PlanBuilder, Product};
@@ -9,7 +9,7 @@ use crate::parts::scaled_logits;
 
 impl PlanBuilder<'_> {
     /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and what comes of it before the first layer.
-    pub(super) fn embedding(&self) -> Result<Vec<Dispatch>, GpuError> {
+    pub(super) fn embedding(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (s, w, spec) = (self.s, self.weights, &self.spec.embedding);
         let mut d = kernels::embedding(self.gpu, &w.token_embd, &s.x, self.batch)?;
         let positions = w.positions.as_ref().map(|(table, n)| (table, *n));
@@ -26,7 +26,7 @@ impl PlanBuilder<'_> {
     }
 
     /// The inputs of every layer's own embedding: `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`.
-    fn embed_for_layers(&self, d: &mut Vec<Dispatch>) -> Result<(), GpuError> {
+    fn embed_for_layers(&self, d: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
         let (s, n_embd, n_layer) = (self.s, self.spec.n_embd, self.spec.n_layer());
         let (Some(spec), Some(w)) = (&self.spec.embedding.per_layer, &self.weights.per_layer) else { return Ok(()) };
         let PerLayerEmbedding { width, proj_norm: _, post_norm: _ } = *spec;
@@ -53,7 +53,7 @@ impl PlanBuilder<'_> {
     }
 
     /// States after the last norm, of wanted tokens, next to one another in `h`.
-    pub(super) fn hidden(&self) -> Result<Vec<Dispatch>, GpuError> {
+    pub(super) fn hidden(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let s = self.s;
         let mut d = Vec::new();
         self.join_streams(&mut d)?;
@@ -67,7 +67,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Logits of wanted tokens; nothing for a model without.
-    pub(super) fn head(&self) -> Result<Vec<Dispatch>, GpuError> {
+    pub(super) fn head(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (s, w) = (self.s, self.weights);
         let Some(head) = &self.spec.output.head else { return Ok(Vec::new()) };
         let mut d = Vec::new();

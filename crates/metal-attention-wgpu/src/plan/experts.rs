@@ -1,12 +1,12 @@
 //! A mixture of experts: the router's choice, which stays on the GPU, the chosen experts, and what all tokens go through.
 
 use crate::kernels::{self, ExpertsMatrices, FEW_TOKENS, MatvecInput, MatvecOutput, NormShape};
-use crate::{Dispatch, GpuError};
+use crate::{Dispatch, WgpuError};
 use metal_attention_model::Experts;
 use wgpu::Buffer;
 
 use super::{Input, PlanBuilder, Product};
-use crate::weights::GpuExperts;
+use crate::weights::WgpuExperts;
 
 impl PlanBuilder<'_> {
     /// `sum = ` or, to `accumulate`, `sum +=` the weighted sum of each token's experts and what all tokens go through.
@@ -14,11 +14,11 @@ impl PlanBuilder<'_> {
         &self,
         d: &mut Vec<Dispatch>,
         e: &Experts,
-        w: &GpuExperts,
+        w: &WgpuExperts,
         input: Input<'_>,
         sum: &Buffer,
         accumulate: bool,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let s = self.s;
         let scratch = s.experts.as_ref().expect("a model with experts has room for their kernels");
         let mut routed = input;

@@ -1,19 +1,19 @@
 //! One layer: its mixer and feed-forward, each with its norms and its way into the residual stream.
 
 use crate::kernels::{self, Gating, MatvecOutput, NormShape, ScaleShape};
-use crate::{Dispatch, GpuError};
+use crate::{Dispatch, WgpuError};
 use metal_attention_model::{Activation, Dense, FeedForward, Residual};
 use wgpu::Buffer;
 
 use super::mixer::Mixed;
 use super::{BatchKind, Input, PlanBuilder, Product};
-use crate::weights::{GpuDense, GpuFeedForward, GpuLinear, GpuNorm};
+use crate::weights::{WgpuDense, WgpuFeedForward, WgpuLinear, WgpuNorm};
 
 /// What a feed-forward gives.
 #[derive(Clone, Copy)]
 enum Given<'a> {
     /// The activated gate, which this matrix multiplies.
-    Gated(&'a GpuLinear),
+    Gated(&'a WgpuLinear),
     /// A sum that lies there.
     Sum(&'a Buffer),
     /// Nothing more: it is in the residual stream, or there is none.
@@ -22,7 +22,7 @@ enum Given<'a> {
 
 impl PlanBuilder<'_> {
     /// All that layer `i` does.
-    pub(super) fn layer(&self, i: usize) -> Result<Vec<Dispatch>, GpuError> {
+    pub(super) fn layer(&self, i: usize) -> Result<Vec<Dispatch>, WgpuError> {
         let (s, layer, w) = (self.s, &self.spec.layers[i], &self.weights.layers[i]);
         let (mixer_post, post) = (w.mixer_post_norm.as_ref(), w.feed_forward_post_norm.as_ref());
         let mut d = Vec::new();
@@ -74,9 +74,9 @@ impl PlanBuilder<'_> {
         &self,
         d: &mut Vec<Dispatch>,
         mixed: &[Mixed<'_>],
-        norm: Option<&GpuNorm>,
+        norm: Option<&WgpuNorm>,
         scale: f32,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let s = self.s;
         let straight = norm.is_none() && scale == 1.0;
         let y = if straight { &s.x } else { &s.result };
@@ -95,11 +95,11 @@ impl PlanBuilder<'_> {
     fn join(
         &self,
         d: &mut Vec<Dispatch>,
-        linear: &GpuLinear,
+        linear: &WgpuLinear,
         input: &Buffer,
-        norm: Option<&GpuNorm>,
+        norm: Option<&WgpuNorm>,
         scale: f32,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let s = self.s;
         if norm.is_none() && scale == 1.0 {
             return self.multiply(d, Product::new(linear, MatvecOutput::Accumulate, input, &s.x));
@@ -116,14 +116,14 @@ impl PlanBuilder<'_> {
         i: usize,
         input: Input<'_>,
         scale: f32,
-    ) -> Result<Given<'_>, GpuError> {
+    ) -> Result<Given<'_>, WgpuError> {
         let layer = &self.weights.layers[i];
         match (&self.spec.layers[i].feed_forward, &layer.feed_forward) {
-            (FeedForward::Dense(dense), GpuFeedForward::Dense(w)) => {
+            (FeedForward::Dense(dense), WgpuFeedForward::Dense(w)) => {
                 self.gated(d, dense, w, input)?;
                 Ok(Given::Gated(&w.down))
             }
-            (FeedForward::Experts(e), GpuFeedForward::Experts(w)) => {
+            (FeedForward::Experts(e), WgpuFeedForward::Experts(w)) => {
                 // Without a norm before it, what follows the experts reads the stream itself.
                 let plain = layer.feed_forward_post_norm.is_none() && w.own_norms.is_none() && scale == 1.0;
                 let added = plain && layer.feed_forward_norm.is_some();
@@ -131,7 +131,7 @@ impl PlanBuilder<'_> {
                 self.experts(d, e, w, input, sum, added)?;
                 Ok(if added { Given::Added } else { Given::Sum(sum) })
             }
-            (FeedForward::ChannelMix(of), GpuFeedForward::ChannelMix(w)) => {
+            (FeedForward::ChannelMix(of), WgpuFeedForward::ChannelMix(w)) => {
                 let plain = layer.feed_forward_post_norm.is_none() && scale == 1.0;
                 let added = plain && layer.feed_forward_norm.is_some();
                 self.channel_mix(d, i, of, w, input, added)?;
@@ -141,13 +141,13 @@ impl PlanBuilder<'_> {
                     Some(_) => Given::Sum(&self.s.rwkv.k),
                 })
             }
-            (FeedForward::None, GpuFeedForward::None) => Ok(Given::Added),
+            (FeedForward::None, WgpuFeedForward::None) => Ok(Given::Added),
             (
                 FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None,
-                GpuFeedForward::Dense(_)
-                | GpuFeedForward::Experts(_)
-                | GpuFeedForward::ChannelMix(_)
-                | GpuFeedForward::None,
+                WgpuFeedForward::Dense(_)
+                | WgpuFeedForward::Experts(_)
+                | WgpuFeedForward::ChannelMix(_)
+                | WgpuFeedForward::None,
             ) => {
                 panic!("the weights are those of the layers: both were made from one description")
             }
@@ -169,9 +169,9 @@ impl PlanBuilder<'_> {
         &self,
         d: &mut Vec<Dispatch>,
         given: Given<'_>,
-        norm: Option<&GpuNorm>,
+        norm: Option<&WgpuNorm>,
         scale: f32,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         match given {
             Given::Gated(down) => self.join(d, down, &self.s.gated, norm, scale),
             Given::Sum(sum) => self.add(d, sum, norm, scale, &self.s.x),
@@ -184,10 +184,10 @@ impl PlanBuilder<'_> {
         &self,
         d: &mut Vec<Dispatch>,
         x: &Buffer,
-        norm: Option<&GpuNorm>,
+        norm: Option<&WgpuNorm>,
         scale: f32,
         y: &Buffer,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let of = NormShape { scale, accumulate: true, ..NormShape::of_row(self.spec.n_embd) };
         d.push(match norm {
             Some(norm) => self.norm(norm, of, Some(x), y)?,
@@ -201,9 +201,9 @@ impl PlanBuilder<'_> {
         &self,
         d: &mut Vec<Dispatch>,
         dense: &Dense,
-        w: &GpuDense,
+        w: &WgpuDense,
         input: Input<'_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (s, gate_up) = (self.s, &w.gate_up);
         let Dense { n_ff, gated, activation, fused: _ } = *dense;
         let silu = gated && activation == Activation::Silu;
@@ -223,7 +223,7 @@ impl PlanBuilder<'_> {
 
     /// `x += norm(proj(gelu(gate(x)) * input))`, where layers have an embedding of their own; with several streams the first,
     /// times a factor, is read, and the others get it.
-    fn add_own_embedding(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), GpuError> {
+    fn add_own_embedding(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (s, n, w) = (self.s, self.spec.n_embd, &self.weights.layers[i]);
         let (Some(spec), Some(own)) = (&self.spec.embedding.per_layer, &w.own_embedding) else { return Ok(()) };
         let streams = self.spec.embedding.streams.as_ref().zip(w.streams.as_ref());

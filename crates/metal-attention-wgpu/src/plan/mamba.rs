@@ -9,8 +9,8 @@ use crate::kernels::{
     self, ConvolutionBuffers, ConvolutionShape, GroupNormBuffers, GroupNormShape, Mamba2Buffers, Mamba2Shape,
     Mamba2Step, Mamba2StepBuffers, MambaBuffers, MambaShape, MatvecOutput, NormShape, RowsAt, StatesAt,
 };
-use crate::mamba::{GpuMamba, GpuMamba2};
-use crate::{Bind, Dispatch, Extent, GpuError};
+use crate::mamba::{WgpuMamba, WgpuMamba2};
+use crate::{Bind, Dispatch, Extent, WgpuError};
 
 fn bound(buffer: Option<&Buffer>) -> Option<&dyn Bind> {
     buffer.map(|buffer| buffer as &dyn Bind)
@@ -24,10 +24,10 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         of: &Mamba2Spec,
-        w: &'s GpuMamba2,
+        w: &'s WgpuMamba2,
         inputs: RowsAt,
         out: &'s Buffer,
-    ) -> Result<Mixed<'s>, GpuError> {
+    ) -> Result<Mixed<'s>, WgpuError> {
         let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm: _ } = *of;
         let (gpu, s, m, width, channels) = (self.gpu, self.s, &self.s.mamba, of.width(), of.conv_width());
         let part = |at: usize| RowsAt { at: inputs.at + at, ..inputs };
@@ -114,9 +114,9 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         of: &MambaSpec,
-        w: &'s GpuMamba,
+        w: &'s WgpuMamba,
         input: Input<'_>,
-    ) -> Result<Mixed<'s>, GpuError> {
+    ) -> Result<Mixed<'s>, WgpuError> {
         let MambaSpec { width, d_state, dt_rank: _, n_tap, norms: _, decay } = *of;
         let (gpu, s, m) = (self.gpu, self.s, &self.s.mamba);
         self.product_of(d, input, Product::new(&w.input, MatvecOutput::Store, &s.x, &s.qkv))?;
@@ -191,7 +191,7 @@ impl PlanBuilder<'_> {
     }
 
     /// `dt`, without its bias, of all tokens, and their `B` and `C`, which lie in what is returned.
-    fn choose(&self, d: &mut Vec<Dispatch>, of: &MambaSpec, w: &GpuMamba) -> Result<&Buffer, GpuError> {
+    fn choose(&self, d: &mut Vec<Dispatch>, of: &MambaSpec, w: &WgpuMamba) -> Result<&Buffer, WgpuError> {
         let (m, d_state) = (&self.s.mamba, of.d_state);
         self.multiply(d, Product::new(&w.select_dt, MatvecOutput::Store, &m.conv, &m.low))?;
         self.multiply(d, Product::new(&w.select_bc, MatvecOutput::Store, &m.conv, &m.bc))?;
@@ -230,7 +230,7 @@ impl PlanBuilder<'_> {
         of: &ConvolutionShape,
         taps: &Buffer,
         bias: Option<&Buffer>,
-    ) -> Result<Dispatch, GpuError> {
+    ) -> Result<Dispatch, WgpuError> {
         let buffers = ConvolutionBuffers {
             x: &self.s.qkv,
             taps,

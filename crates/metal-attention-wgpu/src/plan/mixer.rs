@@ -4,25 +4,25 @@ use crate::kernels::{
     self, AttentionBuffers, AttentionShape, GeneralAttention, GeneralBuffers, HeadRows, InputsBuffers, InputsShape,
     KvInputs, LatentBuffers, LatentShape, MatvecOutput, NormShape, RowsAt,
 };
-use crate::{Dispatch, GpuError};
+use crate::{Dispatch, WgpuError};
 use metal_attention_model::{BatchKind, Mixer};
 use wgpu::Buffer;
 
 use super::{Input, PlanBuilder, Product};
 use crate::parts::{AttentionKernels, MixerKernels};
-use crate::weights::{GpuAttention, GpuLinear, GpuMixer, GpuNorm};
+use crate::weights::{WgpuAttention, WgpuLinear, WgpuMixer, WgpuNorm};
 
 /// What a mixer gives: an output matrix and what it multiplies.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mixed<'a> {
-    pub(super) out: &'a GpuLinear,
+    pub(super) out: &'a WgpuLinear,
     pub(super) x: &'a Buffer,
     /// A norm of `x` that is still to be taken, where there is one token.
-    pub(super) norm: Option<&'a GpuNorm>,
+    pub(super) norm: Option<&'a WgpuNorm>,
 }
 
 impl<'a> Mixed<'a> {
-    pub(super) fn of(out: &'a GpuLinear, x: &'a Buffer) -> Self {
+    pub(super) fn of(out: &'a WgpuLinear, x: &'a Buffer) -> Self {
         Self { out, x, norm: None }
     }
 }
@@ -49,24 +49,24 @@ impl PlanBuilder<'_> {
     }
 
     /// The mixer of layer `i`: what its result is the sum of.
-    pub(super) fn mixer(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<Vec<Mixed<'_>>, GpuError> {
+    pub(super) fn mixer(&self, d: &mut Vec<Dispatch>, i: usize, input: Input<'_>) -> Result<Vec<Mixed<'_>>, WgpuError> {
         let s = self.s;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
-            (GpuMixer::Attention(w), MixerKernels::Fast(shape)) => {
+            (WgpuMixer::Attention(w), MixerKernels::Fast(shape)) => {
                 self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
                 Ok(vec![self.softmax_attention(d, i, &AttentionKernels::Fast(*shape), w)?])
             }
-            (GpuMixer::Attention(w), MixerKernels::General(inputs, attention)) => {
+            (WgpuMixer::Attention(w), MixerKernels::General(inputs, attention)) => {
                 self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
                 Ok(vec![self.softmax_attention(d, i, &AttentionKernels::General(*inputs, *attention), w)?])
             }
-            (GpuMixer::Mamba(w), MixerKernels::Mamba(of)) => Ok(vec![self.mamba(d, i, of, w, input)?]),
-            (GpuMixer::Mamba2 { input: linear, mamba2 }, MixerKernels::Mamba2(of)) => {
+            (WgpuMixer::Mamba(w), MixerKernels::Mamba(of)) => Ok(vec![self.mamba(d, i, of, w, input)?]),
+            (WgpuMixer::Mamba2 { input: linear, mamba2 }, MixerKernels::Mamba2(of)) => {
                 self.product_of(d, input, Product::new(linear, MatvecOutput::Store, &s.x, &s.qkv))?;
                 Ok(vec![self.mamba2(d, i, of, mamba2, RowsAt::whole(of.input_width()), &s.att)?])
             }
             (
-                GpuMixer::AttentionAndMamba2 { attention: w, mamba2 },
+                WgpuMixer::AttentionAndMamba2 { attention: w, mamba2 },
                 MixerKernels::AttentionAndMamba2(attention, of),
             ) => {
                 self.product_of(d, input, Product::new(&w.qkv, MatvecOutput::Store, &s.x, &s.qkv))?;
@@ -75,38 +75,38 @@ impl PlanBuilder<'_> {
                 let beside = self.mamba2(d, i, of, mamba2, inputs, &s.mamba.beside)?;
                 Ok(vec![self.softmax_attention(d, i, attention, w)?, beside])
             }
-            (GpuMixer::None, MixerKernels::None) => Ok(Vec::new()),
-            (GpuMixer::Latent { out, .. }, MixerKernels::Latent(inputs, attention)) => {
+            (WgpuMixer::None, MixerKernels::None) => Ok(Vec::new()),
+            (WgpuMixer::Latent { out, .. }, MixerKernels::Latent(inputs, attention)) => {
                 self.latent_attention(d, i, input, inputs, attention)?;
                 Ok(vec![Mixed::of(out, &s.values)])
             }
-            (GpuMixer::ShortConv { input: linear, taps, out }, MixerKernels::ShortConv(of)) => {
+            (WgpuMixer::ShortConv { input: linear, taps, out }, MixerKernels::ShortConv(of)) => {
                 self.short_conv(d, i, *of, linear, taps, input)?;
                 Ok(vec![Mixed::of(out, &s.att)])
             }
-            (GpuMixer::DeltaRule(w), MixerKernels::DeltaRule(of)) => {
+            (WgpuMixer::DeltaRule(w), MixerKernels::DeltaRule(of)) => {
                 self.delta_rule(d, i, of, w, input)?;
                 Ok(vec![Mixed::of(&w.out, &s.att)])
             }
-            (GpuMixer::Rwkv6(w), MixerKernels::Rwkv6(of)) => {
+            (WgpuMixer::Rwkv6(w), MixerKernels::Rwkv6(of)) => {
                 self.rwkv6(d, i, of, w, input)?;
                 Ok(vec![Mixed::of(&w.out, &s.att)])
             }
-            (GpuMixer::Rwkv7(w), MixerKernels::Rwkv7(of)) => {
+            (WgpuMixer::Rwkv7(w), MixerKernels::Rwkv7(of)) => {
                 self.rwkv7(d, i, of, w, input)?;
                 Ok(vec![Mixed::of(&w.out, &s.att)])
             }
             (
-                GpuMixer::Attention(_)
-                | GpuMixer::Latent { .. }
-                | GpuMixer::ShortConv { .. }
-                | GpuMixer::DeltaRule(_)
-                | GpuMixer::Mamba(_)
-                | GpuMixer::Mamba2 { .. }
-                | GpuMixer::AttentionAndMamba2 { .. }
-                | GpuMixer::Rwkv6(_)
-                | GpuMixer::Rwkv7(_)
-                | GpuMixer::None,
+                WgpuMixer::Attention(_)
+                | WgpuMixer::Latent { .. }
+                | WgpuMixer::ShortConv { .. }
+                | WgpuMixer::DeltaRule(_)
+                | WgpuMixer::Mamba(_)
+                | WgpuMixer::Mamba2 { .. }
+                | WgpuMixer::AttentionAndMamba2 { .. }
+                | WgpuMixer::Rwkv6(_)
+                | WgpuMixer::Rwkv7(_)
+                | WgpuMixer::None,
                 _,
             ) => {
                 panic!("the weights are those of the layers: both were made from one description")
@@ -120,9 +120,9 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         of: &AttentionKernels,
-        w: &'s GpuAttention,
-    ) -> Result<Mixed<'s>, GpuError> {
-        let GpuAttention { qkv: _, qk_norm, of_heads, out } = w;
+        w: &'s WgpuAttention,
+    ) -> Result<Mixed<'s>, WgpuError> {
+        let WgpuAttention { qkv: _, qk_norm, of_heads, out } = w;
         match of {
             AttentionKernels::Fast(shape) => {
                 self.fast_attention(d, i, shape, qk_norm.as_ref(), of_heads.as_ref())?;
@@ -143,7 +143,7 @@ impl PlanBuilder<'_> {
         shape: &AttentionShape,
         qk_norm: Option<&Buffer>,
         of_heads: Option<&Buffer>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let gpu = self.gpu;
         let (keys, values) = self.cache.of_layer(i);
         let buffers = AttentionBuffers {
@@ -184,7 +184,7 @@ impl PlanBuilder<'_> {
         i: usize,
         of: &InputsShape,
         qk_norm: Option<&Buffer>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (s, (keys, values)) = (self.s, self.cache.of_layer(i));
         let buffers = InputsBuffers {
             qkv: &s.qkv,
@@ -205,7 +205,7 @@ impl PlanBuilder<'_> {
         i: usize,
         of: &GeneralAttention,
         of_heads: Option<&Buffer>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (s, (keys, values)) = (self.s, self.cache.of_layer(i));
         let buffers = GeneralBuffers {
             queries: &s.queries,
@@ -232,9 +232,9 @@ impl PlanBuilder<'_> {
         input: Input<'_>,
         inputs: &LatentShape,
         attention: &GeneralAttention,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (gpu, s, (keys, values)) = (self.gpu, self.s, self.cache.of_layer(i));
-        let (GpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
+        let (WgpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
             (&self.weights.layers[i].mixer, &self.spec.layers[i].mixer)
         else {
             panic!("the weights are those of the layers: both were made from one description")

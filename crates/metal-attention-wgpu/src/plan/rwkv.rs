@@ -10,8 +10,8 @@ use crate::kernels::{
     Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Squash, StatesAt, TOKEN_TILE, TokenShiftBuffers,
     TokenShiftShape,
 };
-use crate::weights::{GpuChannelMix, GpuLinear, GpuRwkv6, GpuRwkv7};
-use crate::{Bind, Dispatch, GpuError};
+use crate::weights::{WgpuChannelMix, WgpuLinear, WgpuRwkv6, WgpuRwkv7};
+use crate::{Bind, Dispatch, WgpuError};
 
 /// What RWKV-7's low-rank products are of, in the order of their results: decay, rate, how much of the first layer's values comes
 /// in, gate.
@@ -20,7 +20,7 @@ const RATE: usize = 1;
 const FIRST_VALUE: usize = 2;
 
 /// A head is a workgroup's.
-const TOO_LARGE: GpuError = GpuError::UnsupportedPart { part: "RWKV with heads too large for a workgroup" };
+const TOO_LARGE: WgpuError = WgpuError::UnsupportedPart { part: "RWKV with heads too large for a workgroup" };
 
 /// RWKV-7's low-rank products.
 pub(crate) fn low_rank_of_rwkv7(of: &Rwkv7Spec) -> LowRankShape {
@@ -37,9 +37,9 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         of: &Rwkv7Spec,
-        w: &GpuRwkv7,
+        w: &WgpuRwkv7,
         input: Input<'_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (s, r) = (self.s, &self.s.rwkv);
         let shift = Shift { n_out: of.n_mix(), at: of.width * of.head_dim, advance: true };
         self.shift(d, i, input, &shift, &w.lerps, None)?;
@@ -102,9 +102,9 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         of: &Rwkv6Spec,
-        w: &GpuRwkv6,
+        w: &WgpuRwkv6,
         input: Input<'_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (s, r) = (self.s, &self.s.rwkv);
         let at = of.width * of.head_dim;
         // Tokens have a say in how far each goes towards the one before, which is read twice.
@@ -114,7 +114,7 @@ impl PlanBuilder<'_> {
         self.expand(d, &mixes, &w.mix_up, &r.lerps)?;
         self.shift(d, i, input, &Shift { n_out: RWKV6_MIXES, at, advance: true }, &w.lerps, Some(&r.lerps))?;
         // Mixed inputs are those of w, k, v, r, g.
-        let products: [(&GpuLinear, &Buffer); 5] =
+        let products: [(&WgpuLinear, &Buffer); 5] =
             [(&w.decay_down, &r.small), (&w.key, &r.k), (&w.value, &r.v), (&w.receptance, &r.r), (&w.gate, &r.gate)];
         for ((linear, y), x) in products.into_iter().zip(&r.mixed) {
             self.multiply(d, Product::new(linear, MatvecOutput::Store, x, y))?;
@@ -166,10 +166,10 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         of: &ChannelMixSpec,
-        w: &GpuChannelMix,
+        w: &WgpuChannelMix,
         input: Input<'_>,
         added: bool,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let (s, r) = (self.s, &self.s.rwkv);
         let at = self.spec.layers[i].mixer.state_elements();
         self.shift(d, i, input, &Shift { n_out: of.n_mix(), at, advance: true }, &w.lerps, None)?;
@@ -192,7 +192,7 @@ impl PlanBuilder<'_> {
         of: &Shift,
         mu: &Buffer,
         mu_of_tokens: Option<&Buffer>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let x = match input {
             Input::Ready(x) => x,
             Input::Norm(norm) => {
@@ -229,7 +229,7 @@ impl PlanBuilder<'_> {
         of: &LowRankShape,
         up: &Buffer,
         y: &Buffer,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let one = self.kind == BatchKind::One;
         d.push(kernels::low_rank(self.gpu, of, one, &self.s.rwkv.small, up, y, self.batch)?);
         Ok(())

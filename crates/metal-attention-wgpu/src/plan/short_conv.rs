@@ -5,8 +5,8 @@ use wgpu::Buffer;
 
 use super::{Input, PlanBuilder, Product};
 use crate::kernels::{self, MatvecOutput, ShortConvBuffers};
-use crate::weights::GpuLinear;
-use crate::{Dispatch, GpuError};
+use crate::weights::WgpuLinear;
+use crate::{Dispatch, WgpuError};
 
 impl PlanBuilder<'_> {
     /// Both gates and the convolution of layer `i`, up to the row that the output matrix multiplies.
@@ -15,10 +15,10 @@ impl PlanBuilder<'_> {
         d: &mut Vec<Dispatch>,
         i: usize,
         of: ShortConvSpec,
-        linear: &GpuLinear,
+        linear: &WgpuLinear,
         taps: &Buffer,
         input: Input<'_>,
-    ) -> Result<(), GpuError> {
+    ) -> Result<(), WgpuError> {
         let s = self.s;
         self.product_of(d, input, Product::new(linear, MatvecOutput::Store, &s.x, &s.qkv))?;
         let buffers = ShortConvBuffers {

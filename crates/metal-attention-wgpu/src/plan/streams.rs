@@ -2,16 +2,16 @@
 //! rank beside attention (`LAuReL`, arXiv 2411.07501), as Gemma 3n has them.
 
 use crate::kernels::{self, MatvecOutput, NormShape, RowsOf, ScaleShape, StreamsBuffers};
-use crate::{Dispatch, GpuError};
+use crate::{Dispatch, WgpuError};
 use metal_attention_model::Streams;
 use wgpu::Buffer;
 
 use super::{PlanBuilder, Product};
-use crate::weights::GpuLayerStreams;
+use crate::weights::WgpuLayerStreams;
 
 impl PlanBuilder<'_> {
     /// Before the first layer: the other streams are projections of the embedding, as long as it.
-    pub(super) fn spread_over_streams(&self, d: &mut Vec<Dispatch>) -> Result<(), GpuError> {
+    pub(super) fn spread_over_streams(&self, d: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
         let (s, n) = (self.s, self.spec.n_embd);
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.streams) else { return Ok(()) };
         d.push(kernels::stretch(self.gpu, n, self.rows(&s.x), None, self.stream(spec, 0), false)?);
@@ -24,7 +24,7 @@ impl PlanBuilder<'_> {
     }
 
     /// A layer's prediction of every stream; `x` becomes that of the first.
-    pub(super) fn predict_streams(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), GpuError> {
+    pub(super) fn predict_streams(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.layers[i].streams) else {
             return Ok(());
         };
@@ -35,7 +35,7 @@ impl PlanBuilder<'_> {
     }
 
     /// `laurel = h + norm(r(l(h)))` of the mixer's input.
-    pub(super) fn laurel(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), GpuError> {
+    pub(super) fn laurel(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (s, Some(w)) = (self.s, &self.weights.layers[i].streams) else { return Ok(()) };
         self.multiply(d, Product::new(&w.laurel_l, MatvecOutput::Store, &s.h, &s.laurel_small))?;
         self.multiply(d, Product::new(&w.laurel_r, MatvecOutput::Store, &s.laurel_small, &s.laurel))?;
@@ -47,7 +47,7 @@ impl PlanBuilder<'_> {
     }
 
     /// `x = (x + laurel) / sqrt(2)`, after attention.
-    pub(super) fn add_laurel(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), GpuError> {
+    pub(super) fn add_laurel(&self, d: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (s, n) = (self.s, self.spec.n_embd);
         if self.weights.layers[i].streams.is_none() {
             return Ok(());
@@ -64,8 +64,8 @@ impl PlanBuilder<'_> {
         &self,
         d: &mut Vec<Dispatch>,
         spec: &Streams,
-        w: &GpuLayerStreams,
-    ) -> Result<(), GpuError> {
+        w: &WgpuLayerStreams,
+    ) -> Result<(), WgpuError> {
         self.route(d, w)?;
         let (n, buffers) = (self.spec.n_embd, self.streams_buffers(&w.correct));
         d.push(kernels::correct_streams(self.gpu, n, spec.n, &buffers, &w.correct_scale, &self.s.h)?);
@@ -73,7 +73,7 @@ impl PlanBuilder<'_> {
     }
 
     /// After the last layer: `x` becomes the mean of all streams, projected back to the first one's length.
-    pub(super) fn join_streams(&self, d: &mut Vec<Dispatch>) -> Result<(), GpuError> {
+    pub(super) fn join_streams(&self, d: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
         let (s, n) = (self.s, self.spec.n_embd);
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.streams) else { return Ok(()) };
         for (i, proj) in (1..).zip(&w.unembd_proj) {
@@ -88,7 +88,7 @@ impl PlanBuilder<'_> {
     }
 
     /// `router = W norm(x) / n_embd`
-    fn route(&self, d: &mut Vec<Dispatch>, w: &GpuLayerStreams) -> Result<(), GpuError> {
+    fn route(&self, d: &mut Vec<Dispatch>, w: &WgpuLayerStreams) -> Result<(), WgpuError> {
         let (s, n) = (self.s, self.spec.n_embd);
         let of = NormShape { scale: 1.0 / n as f32, ..NormShape::of_row(n) };
         d.push(self.norm(&w.router_norm, of, Some(&s.x), &s.h)?);

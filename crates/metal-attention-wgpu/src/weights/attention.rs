@@ -3,30 +3,30 @@
 use metal_attention_model::{AttentionSpec, AttentionWeights, Linear, Positions};
 use wgpu::Buffer;
 
-use super::{GpuLinear, Uploads, concat};
-use crate::{GpuDevice, GpuError};
+use super::{Uploads, WgpuLinear, concat};
+use crate::{WgpuDevice, WgpuError};
 
 /// Weights of softmax attention.
 #[derive(Debug)]
-pub(crate) struct GpuAttention {
+pub(crate) struct WgpuAttention {
     /// Gates of the heads' results, queries, keys and values, one after the other, as far as there are any.
-    pub(crate) qkv: GpuLinear,
+    pub(crate) qkv: WgpuLinear,
     /// Factors of the norm of queries, then of keys; then what is added, where something is.
     pub(crate) qk_norm: Option<Buffer>,
     /// Of each head the sink's score and the slope, `[n_head, 2]`.
     pub(crate) of_heads: Option<Buffer>,
-    pub(crate) out: GpuLinear,
+    pub(crate) out: WgpuLinear,
 }
 
-impl GpuAttention {
+impl WgpuAttention {
     /// `beside`: a matrix of the same input whose product comes behind queries, keys and values.
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         spec: &AttentionSpec,
         a: &AttentionWeights,
         beside: Option<&Linear>,
         uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let norms: Vec<_> = [&a.q_norm, &a.k_norm].into_iter().flatten().collect();
         let biases = norms.iter().flat_map(|norm| norm.bias.iter().flatten());
         let qk_norm: Vec<f32> = norms.iter().flat_map(|norm| &norm.weight).chain(biases).copied().collect();

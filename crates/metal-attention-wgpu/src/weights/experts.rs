@@ -3,40 +3,40 @@
 use metal_attention_model::{Experts, ExpertsWeights, Norm, NormWeights};
 use wgpu::Buffer;
 
-use super::{GpuDense, GpuLinear, GpuNorm, Uploads, concat, interleave_all};
+use super::{Uploads, WgpuDense, WgpuLinear, WgpuNorm, concat, interleave_all};
 use crate::kernels::ExpertsShape;
-use crate::{GpuDevice, GpuError};
+use crate::{WgpuDevice, WgpuError};
 
 /// Weights of a mixture of experts.
 #[derive(Debug)]
-pub(crate) struct GpuExperts {
+pub(crate) struct WgpuExperts {
     pub(crate) shape: ExpertsShape,
-    pub(crate) router: GpuLinear,
+    pub(crate) router: WgpuLinear,
     /// Norm of the router's input, where it is not that of the experts.
-    pub(crate) router_norm: Option<GpuNorm>,
+    pub(crate) router_norm: Option<WgpuNorm>,
     /// Added to the scores for the choice.
     pub(crate) choice_bias: Option<Buffer>,
     /// Factor on each expert's result.
     pub(crate) expert_scale: Option<Buffer>,
     /// Gates and ups of all experts by turns, or ups alone.
-    pub(crate) up: GpuLinear,
-    pub(crate) down: GpuLinear,
+    pub(crate) up: WgpuLinear,
+    pub(crate) down: WgpuLinear,
     /// What all tokens go through besides.
-    pub(crate) shared: Option<GpuDense>,
+    pub(crate) shared: Option<WgpuDense>,
     /// The gate of that.
     pub(crate) shared_gate: Option<Buffer>,
     /// Norms of the experts' input, their sum, and the result of what all tokens go through.
-    pub(crate) own_norms: Option<[GpuNorm; 3]>,
+    pub(crate) own_norms: Option<[WgpuNorm; 3]>,
 }
 
-impl GpuExperts {
+impl WgpuExperts {
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         spec: &Experts,
         w: &ExpertsWeights,
         n_embd: usize,
         uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let optional = |what: &str, values: &Option<Vec<f32>>| match values {
             Some(values) => gpu.upload(what, values).map(Some),
             None => Ok(None),
@@ -47,15 +47,15 @@ impl GpuExperts {
                 let factor = 1.0 / (n_embd as f32).sqrt();
                 let weight = scale.iter().map(|scale| scale * factor).collect();
                 let norm = Norm { eps: own.router_eps, bias: false, ..own.input };
-                Some(GpuNorm::new(gpu, &norm, &NormWeights { weight, bias: None })?)
+                Some(WgpuNorm::new(gpu, &norm, &NormWeights { weight, bias: None })?)
             }
             _ => None,
         };
         let own_norms = match (&spec.own_norms, &w.own_norms) {
             (Some(own), Some([input, result, shared])) => Some([
-                GpuNorm::new(gpu, &own.input, input)?,
-                GpuNorm::new(gpu, &own.result, result)?,
-                GpuNorm::new(gpu, &own.shared_result, shared)?,
+                WgpuNorm::new(gpu, &own.input, input)?,
+                WgpuNorm::new(gpu, &own.result, result)?,
+                WgpuNorm::new(gpu, &own.shared_result, shared)?,
             ]),
             _ => None,
         };
@@ -75,7 +75,7 @@ impl GpuExperts {
             expert_scale: optional("the scales of experts", &w.expert_scale)?,
             up,
             down: concat(gpu, "the experts' down projections", &downs, uploads)?,
-            shared: w.shared.as_ref().map(|dense| GpuDense::new(gpu, dense, uploads)).transpose()?,
+            shared: w.shared.as_ref().map(|dense| WgpuDense::new(gpu, dense, uploads)).transpose()?,
             shared_gate: optional("the gate of what all tokens go through", &w.shared_gate)?,
             own_norms,
         })

@@ -3,62 +3,62 @@
 use metal_attention_model::{ChannelMixWeights, Linear, Rwkv6Weights, Rwkv7Spec, Rwkv7Weights};
 use wgpu::Buffer;
 
-use super::{GpuLinear, Uploads, concat};
-use crate::{GpuDevice, GpuError};
+use super::{Uploads, WgpuLinear, concat};
+use crate::{WgpuDevice, WgpuError};
 
 /// Weights of RWKV-6's time mix.
 #[derive(Debug)]
-pub(crate) struct GpuRwkv6 {
+pub(crate) struct WgpuRwkv6 {
     /// Factors of the token shift before the matrices of the others, `[width]`.
     pub(crate) lerp_x: Buffer,
     /// Factors of all parts, `[5, width]`.
     pub(crate) lerps: Buffer,
-    pub(crate) mix_down: GpuLinear,
+    pub(crate) mix_down: WgpuLinear,
     /// Of all parts, `[5, mix_rank, width]`.
     pub(crate) mix_up: Buffer,
-    pub(crate) decay_down: GpuLinear,
+    pub(crate) decay_down: WgpuLinear,
     /// `[decay_rank, width]`
     pub(crate) decay_up: Buffer,
     pub(crate) decay_bias: Buffer,
     pub(crate) bonus: Option<Buffer>,
-    pub(crate) receptance: GpuLinear,
-    pub(crate) key: GpuLinear,
-    pub(crate) value: GpuLinear,
-    pub(crate) gate: GpuLinear,
+    pub(crate) receptance: WgpuLinear,
+    pub(crate) key: WgpuLinear,
+    pub(crate) value: WgpuLinear,
+    pub(crate) gate: WgpuLinear,
     /// Weight and bias.
     pub(crate) norm: Option<[Buffer; 2]>,
-    pub(crate) out: GpuLinear,
+    pub(crate) out: WgpuLinear,
 }
 
 /// Weights of RWKV-7's time mix.
 #[derive(Debug)]
-pub(crate) struct GpuRwkv7 {
+pub(crate) struct WgpuRwkv7 {
     /// `[n_mix, width]`
     pub(crate) lerps: Buffer,
-    pub(crate) receptance: GpuLinear,
-    pub(crate) key: GpuLinear,
-    pub(crate) value: GpuLinear,
+    pub(crate) receptance: WgpuLinear,
+    pub(crate) key: WgpuLinear,
+    pub(crate) value: WgpuLinear,
     /// The first matrices of decay, rate, first value and gate, as far as there are any, one below the other.
-    pub(crate) down: GpuLinear,
+    pub(crate) down: WgpuLinear,
     /// The second ones, a row for each row of the first, `[ranks, width]`.
     pub(crate) up: Buffer,
     /// As `rwkv7_mix` takes them, `[8, width]`.
     pub(crate) of_channels: Buffer,
-    pub(crate) out: GpuLinear,
+    pub(crate) out: WgpuLinear,
 }
 
 /// Weights of a channel mix.
 #[derive(Debug)]
-pub(crate) struct GpuChannelMix {
+pub(crate) struct WgpuChannelMix {
     /// `[n_mix, n_embd]`
     pub(crate) lerps: Buffer,
-    pub(crate) key: GpuLinear,
-    pub(crate) value: GpuLinear,
-    pub(crate) receptance: Option<GpuLinear>,
+    pub(crate) key: WgpuLinear,
+    pub(crate) value: WgpuLinear,
+    pub(crate) receptance: Option<WgpuLinear>,
 }
 
-impl GpuRwkv6 {
-    pub(super) fn new(gpu: &GpuDevice, w: &Rwkv6Weights, uploads: &mut Uploads) -> Result<Self, GpuError> {
+impl WgpuRwkv6 {
+    pub(super) fn new(gpu: &WgpuDevice, w: &Rwkv6Weights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
         let vector = |values: &[f32]| gpu.upload("weights of channels", values);
         let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a time mix", &[linear], uploads);
         Ok(Self {
@@ -83,13 +83,13 @@ impl GpuRwkv6 {
     }
 }
 
-impl GpuRwkv7 {
+impl WgpuRwkv7 {
     pub(super) fn new(
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         spec: &Rwkv7Spec,
         w: &Rwkv7Weights,
         uploads: &mut Uploads,
-    ) -> Result<Self, GpuError> {
+    ) -> Result<Self, WgpuError> {
         let first_value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
         let low_rank: Vec<_> =
             [Some(&w.decay), Some(&w.rate), first_value, w.gate.as_ref()].into_iter().flatten().collect();
@@ -113,8 +113,8 @@ impl GpuRwkv7 {
     }
 }
 
-impl GpuChannelMix {
-    pub(super) fn new(gpu: &GpuDevice, w: &ChannelMixWeights, uploads: &mut Uploads) -> Result<Self, GpuError> {
+impl WgpuChannelMix {
+    pub(super) fn new(gpu: &WgpuDevice, w: &ChannelMixWeights, uploads: &mut Uploads) -> Result<Self, WgpuError> {
         let mut matrix = |linear: &Linear| concat(gpu, "a matrix of a channel mix", &[linear], uploads);
         Ok(Self {
             key: matrix(&w.key)?,

@@ -3,7 +3,7 @@
 use metal_attention_gguf::Tensor;
 
 use crate::matrix::{PartRows, upload};
-use crate::{Arena, GpuDevice, GpuError, GpuMatrix};
+use crate::{Arena, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// The rows to upload, and where the next matrices go.
 #[derive(Debug, Default)]
@@ -14,35 +14,40 @@ pub(crate) struct Uploads {
 }
 
 impl Uploads {
-    /// A place for `tensors`, one below the other: see [`GpuMatrix::concat`].
-    pub(crate) fn concat(&mut self, gpu: &GpuDevice, what: &str, tensors: &[&Tensor]) -> Result<GpuMatrix, GpuError> {
-        GpuMatrix::place_concat(gpu, what, tensors, &mut self.arena, &mut self.rows)
+    /// A place for `tensors`, one below the other: see [`WgpuMatrix::concat`].
+    pub(crate) fn concat(
+        &mut self,
+        gpu: &WgpuDevice,
+        what: &str,
+        tensors: &[&Tensor],
+    ) -> Result<WgpuMatrix, WgpuError> {
+        WgpuMatrix::place_concat(gpu, what, tensors, &mut self.arena, &mut self.rows)
     }
 
-    /// A place for the rows of two tensors by turns: see [`GpuMatrix::interleave`].
+    /// A place for the rows of two tensors by turns: see [`WgpuMatrix::interleave`].
     pub(crate) fn interleave(
         &mut self,
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         what: &str,
         gate: &Tensor,
         up: &Tensor,
-    ) -> Result<GpuMatrix, GpuError> {
-        GpuMatrix::place_interleave(gpu, what, gate, up, &mut self.arena, &mut self.rows)
+    ) -> Result<WgpuMatrix, WgpuError> {
+        WgpuMatrix::place_interleave(gpu, what, gate, up, &mut self.arena, &mut self.rows)
     }
 
-    /// A place for several such pairs: see [`GpuMatrix::interleave_all`].
+    /// A place for several such pairs: see [`WgpuMatrix::interleave_all`].
     pub(crate) fn interleave_all(
         &mut self,
-        gpu: &GpuDevice,
+        gpu: &WgpuDevice,
         what: &str,
         gates: &[&Tensor],
         ups: &[&Tensor],
-    ) -> Result<GpuMatrix, GpuError> {
-        GpuMatrix::place_interleave_all(gpu, what, gates, ups, &mut self.arena, &mut self.rows)
+    ) -> Result<WgpuMatrix, WgpuError> {
+        WgpuMatrix::place_interleave_all(gpu, what, gates, ups, &mut self.arena, &mut self.rows)
     }
 
     /// Uploads all rows; `meanwhile` is called while the GPU has nothing to do, with the part of them that is there.
-    pub(crate) fn run(&self, gpu: &GpuDevice, meanwhile: &dyn Fn(f64)) -> Result<(), GpuError> {
+    pub(crate) fn run(&self, gpu: &WgpuDevice, meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
         upload(gpu, &self.rows, meanwhile)
     }
 }

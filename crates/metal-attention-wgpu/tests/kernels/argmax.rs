@@ -3,10 +3,10 @@
 use crate::support::{batch_with_pages, poisoned, random, run, run_sized, variants};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{argmax, argmax_scratch_bytes};
-use metal_attention_wgpu::{GpuDevice, StepSize, batch_words};
+use metal_attention_wgpu::{StepSize, WgpuDevice, batch_words};
 
 /// The GPU's choice for each row of `logits`, `[n_rows, n_vocab]`.
-fn choose(gpu: &GpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
+fn choose(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
     let n_rows = logits.len() / n_vocab;
     let logits = gpu.upload("logits", logits).unwrap();
     let scratch = gpu.buffer("scratch", argmax_scratch_bytes(n_vocab, n_rows)).unwrap();
@@ -15,7 +15,7 @@ fn choose(gpu: &GpuDevice, n_vocab: usize, logits: &[f32]) -> Vec<u32> {
     gpu.read(&ids, n_rows).unwrap()
 }
 
-fn assert_as_on_cpu(gpu: &GpuDevice, n_vocab: usize, logits: &[f32], what: &str) {
+fn assert_as_on_cpu(gpu: &WgpuDevice, n_vocab: usize, logits: &[f32], what: &str) {
     let want: Vec<u32> = logits.chunks(n_vocab).map(metal_attention_model::argmax).collect();
     assert_eq!(choose(gpu, n_vocab, logits), want, "{what}, vocabulary {n_vocab}");
 }

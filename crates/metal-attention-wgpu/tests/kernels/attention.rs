@@ -8,7 +8,7 @@ use metal_attention_wgpu::kernels::{
     AttentionBuffers, AttentionShape, AttentionTwin, decode_attention, decode_attention_merge, n_splits, partial_bytes,
     prefill_attention, prefill_attention_cooperative, rope_append, rope_table,
 };
-use metal_attention_wgpu::{GpuDevice, StepSize, wgpu};
+use metal_attention_wgpu::{StepSize, WgpuDevice, wgpu};
 
 /// Sums of some hundred products in 32-bit floats, and `exp` to a few units in the last place: an error of some 1e-7
 /// of the result, 1e-13 when squared. With an F16 cache the twin rounds keys and values as the cache does; but a
@@ -26,14 +26,14 @@ fn tolerance(cache: CacheType) -> f64 {
 const ON_UNITS: f64 = 1e-6;
 
 /// With and without subgroups. Decode attention uses no matrix units: what lies between them would be the first again.
-fn gpus() -> impl Iterator<Item = &'static GpuDevice> {
+fn gpus() -> impl Iterator<Item = &'static WgpuDevice> {
     let all = variants();
     all.iter().enumerate().filter(|(i, _)| *i == 0 || *i + 1 == all.len()).map(|(_, gpu)| gpu)
 }
 
 /// A cache on the GPU and its twin.
 struct Pair<'a> {
-    gpu: &'a GpuDevice,
+    gpu: &'a WgpuDevice,
     shape: AttentionShape,
     twin: AttentionTwin,
     rope: wgpu::Buffer,
@@ -71,7 +71,7 @@ fn token(seq: usize, pos: usize) -> BatchToken {
 }
 
 impl<'a> Pair<'a> {
-    fn new(gpu: &'a GpuDevice, shape: AttentionShape, n_seq: usize) -> Self {
+    fn new(gpu: &'a WgpuDevice, shape: AttentionShape, n_seq: usize) -> Self {
         let rope = Rope::new(shape.n_rot, shape.rope_layout, 10_000.0);
         let table = rope_table(&rope, None, shape.n_ctx);
         let norm: Vec<f32> = random(5, 2 * shape.head_dim).iter().map(|v| 1.0 + v / 2.0).collect();

@@ -7,7 +7,7 @@ use crate::support::gpu;
 use metal_attention_gguf::TensorType;
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{RmsNorm, residual_add, rmsnorm};
-use metal_attention_wgpu::{BatchBuffer, GpuError, StepSize, catalogue, wgpu};
+use metal_attention_wgpu::{BatchBuffer, StepSize, WgpuError, catalogue, wgpu};
 
 #[test]
 fn every_shader_states_its_bounds() {
@@ -44,7 +44,7 @@ fn buffers_too_short_are_refused_when_they_are_bound() {
     let of = RmsNorm { n: 32, eps: 1e-5, wanted_only: false };
     assert!(rmsnorm(gpu, of, &long, &long, &long, &long).is_ok());
     let error = rmsnorm(gpu, of, &long, &short, &long, &long).unwrap_err();
-    assert!(matches!(error, GpuError::Mismatch { .. }), "{error}");
+    assert!(matches!(error, WgpuError::Mismatch { .. }), "{error}");
     assert!(error.to_string().contains("the buffers of rmsnorm cannot be put together: one is too short"), "{error}");
 }
 

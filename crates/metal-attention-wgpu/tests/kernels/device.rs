@@ -1,8 +1,8 @@
-//! `GpuDevice`: contents of buffers, and errors instead of panics.
+//! `WgpuDevice`: contents of buffers, and errors instead of panics.
 
 use crate::support::{gpu, open};
 use metal_attention_wgpu::kernels::residual_add;
-use metal_attention_wgpu::{GpuError, GpuOptions};
+use metal_attention_wgpu::{WgpuError, WgpuOptions};
 
 #[test]
 fn contents_come_back_at_any_length() {
@@ -24,7 +24,7 @@ fn what_is_too_large_is_refused() {
     let max = gpu.summary().max_binding;
     for bytes in [max + 1, u64::MAX] {
         let error = gpu.buffer("the KV cache", bytes).unwrap_err();
-        assert!(matches!(error, GpuError::TooLarge { .. }), "{error}");
+        assert!(matches!(error, WgpuError::TooLarge { .. }), "{error}");
         assert!(
             error.to_string().starts_with(&format!("the KV cache would take {bytes} bytes in one buffer")),
             "{error}"
@@ -40,17 +40,17 @@ fn what_is_too_large_is_refused() {
 
 #[test]
 fn a_lost_device_gives_no_buffers() {
-    let Some(gpu) = open(&GpuOptions { checked: true, ..Default::default() }) else { return };
+    let Some(gpu) = open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     gpu.destroy();
-    assert!(matches!(gpu.wait(None), Err(GpuError::Lost { .. })));
+    assert!(matches!(gpu.wait(None), Err(WgpuError::Lost { .. })));
     for error in [gpu.buffer("x", 64).err(), gpu.upload("x", &[0; 16]).err(), gpu.upload("x", &[0; 3]).err()] {
-        assert!(matches!(error, Some(GpuError::Lost { .. })), "{error:?}");
+        assert!(matches!(error, Some(WgpuError::Lost { .. })), "{error:?}");
     }
 }
 
 #[test]
 fn the_size_of_what_found_no_room_is_told_where_it_is_known() {
-    let error = |bytes| GpuError::OutOfMemory { what: "a step".into(), bytes }.to_string();
+    let error = |bytes| WgpuError::OutOfMemory { what: "a step".into(), bytes }.to_string();
     let hint = "use a smaller context (-c) or a smaller model, or run on the CPU with --device cpu";
     assert_eq!(error(None), format!("the GPU has no room for a step: {hint}"));
     assert_eq!(error(Some(3 << 19)), format!("the GPU has no room for a step (1.5 MiB): {hint}"));

@@ -5,9 +5,9 @@ use crate::support::{poisoned, run, variants};
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{embedding, embedding_twin};
-use metal_attention_wgpu::{Arena, GpuDevice, GpuMatrix, batch_words};
+use metal_attention_wgpu::{Arena, WgpuDevice, WgpuMatrix, batch_words};
 
-fn look_up(gpu: &GpuDevice, table: &GpuMatrix, ids: &[u32]) -> Vec<f32> {
+fn look_up(gpu: &WgpuDevice, table: &WgpuMatrix, ids: &[u32]) -> Vec<f32> {
     let tokens: Vec<_> =
         ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: false }).collect();
     let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
@@ -31,7 +31,7 @@ fn every_type_dequantises_as_the_file_says() {
             for n_blocks in [1, 2, 3] {
                 let (n_embd, n_vocab) = (n_blocks * ty.block_len(), 7);
                 let table = tensor(ty, n_embd, n_vocab, 1);
-                let matrix = GpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
+                let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
                 let ids = [6, 0, 3, 3, 5];
                 let got = look_up(gpu, &matrix, &ids);
                 let want = embedding_twin(&table.to_f32(), n_embd, &ids);
@@ -54,7 +54,7 @@ fn subnormal_halves_keep_their_value() {
                 _ => 1e-5,
             };
             let table = scaled_tensor(ty, n_embd, 3, 3, scale);
-            let matrix = GpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
             let want = table.to_f32();
             assert!(want.iter().any(|&w| w != 0.0), "{ty}");
             assert_equal(&look_up(gpu, &matrix, &[0, 1, 2]), &want, &format!("{ty}"));
@@ -75,7 +75,7 @@ fn awkward_sizes_and_a_whole_vocabulary() {
         (TensorType::Q4_0, 576, 49_152),
     ] {
         let table = tensor(ty, n_embd, n_vocab, 2);
-        let matrix = GpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
         let last = n_vocab as u32 - 1;
         let ids = [last, 0, last / 2];
         let want = embedding_twin(&table.to_f32(), n_embd, &ids);
@@ -88,7 +88,7 @@ fn a_split_table_and_one_of_two_types() {
     for gpu in variants() {
         let tables = tensors(&[(TensorType::Q4_0, 64, 100), (TensorType::F16, 64, 31)], 3);
         let matrix =
-            GpuMatrix::concat(gpu, "table", &[&tables[0], &tables[1]], &mut Arena::default().with_max_slice(1000))
+            WgpuMatrix::concat(gpu, "table", &[&tables[0], &tables[1]], &mut Arena::default().with_max_slice(1000))
                 .unwrap();
         assert!(matrix.parts().len() > 5);
         let all: Vec<f32> = tables.iter().flat_map(Tensor::to_f32).collect();
@@ -97,7 +97,7 @@ fn a_split_table_and_one_of_two_types() {
 
         // Rows of two tables in turn.
         let tables = tensors(&[(TensorType::Q4_1, 64, 9), (TensorType::Q8_0, 64, 9)], 4);
-        let matrix = GpuMatrix::interleave(gpu, "table", &tables[0], &tables[1], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::interleave(gpu, "table", &tables[0], &tables[1], &mut Arena::default()).unwrap();
         assert!(!matrix.has_pairs());
         let (a, b) = (tables[0].to_f32(), tables[1].to_f32());
         let all: Vec<f32> = a.chunks(64).zip(b.chunks(64)).flat_map(|(a, b)| [a, b].concat()).collect();
@@ -110,7 +110,7 @@ fn a_split_table_and_one_of_two_types() {
 fn an_id_outside_the_vocabulary_touches_nothing() {
     let gpu = &variants()[0];
     let table = tensor(TensorType::F32, 8, 3, 5);
-    let matrix = GpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
+    let matrix = WgpuMatrix::concat(gpu, "table", &[&table], &mut Arena::default()).unwrap();
     let got = look_up(gpu, &matrix, &[3, 1, u32::MAX]);
     assert!(got[..8].iter().all(|x| x.is_nan()) && got[16..].iter().all(|x| x.is_nan()));
     assert_equal(&got[8..16], &table.to_f32()[8..16], "the row between");

@@ -9,7 +9,7 @@ use metal_attention_wgpu::kernels::{
     CooperativeTile, ExpertsMatrices, ExpertsScratch, ExpertsShape, ExpertsValues, MatmulMethod, MatvecInput,
     experts_matmul_by, experts_matvec, experts_method, experts_twin, rmsnorm_twin, route,
 };
-use metal_attention_wgpu::{Arena, GpuDevice, GpuMatrix, wgpu};
+use metal_attention_wgpu::{Arena, WgpuDevice, WgpuMatrix, wgpu};
 
 /// Two products of some hundred numbers in f32, one after the other, each with a squared relative error of at most some
 /// 1e-12 (`matmul.rs`), and an activation between them.
@@ -30,14 +30,14 @@ const ROUTER: Router = Router {
 };
 
 /// Room for the choice alone.
-fn choice_scratch(gpu: &GpuDevice, [n_expert, n_used]: [usize; 2], n_tokens: usize) -> ExpertsScratch {
+fn choice_scratch(gpu: &WgpuDevice, [n_expert, n_used]: [usize; 2], n_tokens: usize) -> ExpertsScratch {
     let shape = ExpertsShape { n_embd: 8, n_ff: 8, n_expert, n_used, ..SHAPE };
     ExpertsScratch::new(gpu, &[shape], n_tokens).unwrap()
 }
 
 /// The GPU's choice for each row of `products`.
 fn choices(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     router: &Router,
     [n_expert, n_used]: [usize; 2],
     products: &[f32],
@@ -197,14 +197,14 @@ const PLAIN: Case = Case {
 
 /// The experts of a layer on the GPU, and as numbers.
 struct Layer {
-    up: GpuMatrix,
-    down: GpuMatrix,
+    up: WgpuMatrix,
+    down: WgpuMatrix,
     up_values: Vec<f32>,
     down_values: Vec<f32>,
 }
 
 impl Layer {
-    fn new(gpu: &GpuDevice, case: Case) -> Self {
+    fn new(gpu: &WgpuDevice, case: Case) -> Self {
         let ExpertsShape { n_embd, n_ff, n_expert, gated, .. } = case.shape;
         let [up_type, down_type] = case.types;
         let mut wanted = vec![(up_type, n_embd, n_ff); 2 * n_expert];
@@ -218,11 +218,11 @@ impl Layer {
         let (up, up_values) = if gated {
             let (a, b) = (values(gates), values(ups));
             let rows = a.chunks(n_embd).zip(b.chunks(n_embd)).flat_map(|(a, b)| [a, b].concat()).collect();
-            (GpuMatrix::interleave_all(gpu, "gate_up", gates, ups, &mut arena()).unwrap(), rows)
+            (WgpuMatrix::interleave_all(gpu, "gate_up", gates, ups, &mut arena()).unwrap(), rows)
         } else {
-            (GpuMatrix::concat(gpu, "up", ups, &mut arena()).unwrap(), values(ups))
+            (WgpuMatrix::concat(gpu, "up", ups, &mut arena()).unwrap(), values(ups))
         };
-        let down = GpuMatrix::concat(gpu, "down", downs, &mut arena()).unwrap();
+        let down = WgpuMatrix::concat(gpu, "down", downs, &mut arena()).unwrap();
         Self { up, down, up_values, down_values: values(downs) }
     }
 }
@@ -243,7 +243,7 @@ fn visits(case: Case) -> Vec<Vec<(usize, f32)>> {
     visits
 }
 
-fn check(gpu: &GpuDevice, case: Case, how: How, layer: &Layer) {
+fn check(gpu: &WgpuDevice, case: Case, how: How, layer: &Layer) {
     let Case { shape, n_tokens, .. } = case;
     let ExpertsShape { n_embd, n_used, .. } = shape;
     let (x, before) = (random(1, n_tokens * n_embd), random(2, n_tokens * n_embd));
@@ -314,7 +314,7 @@ fn check(gpu: &GpuDevice, case: Case, how: How, layer: &Layer) {
 }
 
 /// Every way that `gpu` can compute experts.
-fn ways(gpu: &GpuDevice) -> Vec<How> {
+fn ways(gpu: &WgpuDevice) -> Vec<How> {
     let features = gpu.features();
     let mut ways = vec![How::Few, How::Many { exact: true }];
     if features.cooperative_f16 || features.cooperative_f32 {
@@ -446,7 +446,7 @@ fn what_does_not_fit_is_refused() {
     let many = experts_matmul_by(gpu, &case.shape, &matrices, input, tiled, &x, &x, false, &scratch, &x);
     assert!(many.unwrap_err().to_string().contains("a few tokens"));
     let w = tensors(&[(TensorType::Q4_0, 64, 4), (TensorType::Q8_0, 64, 4)], 1);
-    let mixed = GpuMatrix::interleave_all(gpu, "gate_up", &[&w[0]], &[&w[1]], &mut Arena::default());
+    let mixed = WgpuMatrix::interleave_all(gpu, "gate_up", &[&w[0]], &[&w[1]], &mut Arena::default());
     assert!(mixed.unwrap_err().to_string().contains("w0 has 4 rows of"), "types differ");
 }
 

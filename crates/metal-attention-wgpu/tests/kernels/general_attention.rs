@@ -12,7 +12,7 @@ use metal_attention_wgpu::kernels::{
     attention_inputs, attention_inputs_twin, cached_row_twin, general_attention, general_attention_merge,
     general_attention_twin, head_products, head_products_twin, latent_inputs, latent_inputs_twin, n_splits, rope_table,
 };
-use metal_attention_wgpu::{Arena, BatchBuffer, GpuDevice, GpuMatrix, StepSize, wgpu};
+use metal_attention_wgpu::{Arena, BatchBuffer, StepSize, WgpuDevice, WgpuMatrix, wgpu};
 
 const N_CTX: usize = 400;
 
@@ -28,7 +28,7 @@ fn text(seq: usize, pos: usize, n: usize) -> Vec<BatchToken> {
 }
 
 /// The row of the cache for a position, as floats.
-fn cached_row(gpu: &GpuDevice, cache: &wgpu::Buffer, ty: CacheType, row: usize, dim: usize) -> Vec<f32> {
+fn cached_row(gpu: &WgpuDevice, cache: &wgpu::Buffer, ty: CacheType, row: usize, dim: usize) -> Vec<f32> {
     let padded = dim.next_multiple_of(4);
     let words: Vec<u32> = gpu.read(cache, cache.size() as usize / 4).unwrap();
     let bytes: &[u8] = &words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>()[row * padded * ty.bytes()..];
@@ -47,7 +47,7 @@ struct Filled {
 }
 
 /// A cache of random keys and values of `lens` positions of each sequence.
-fn filled(gpu: &GpuDevice, of: &GeneralAttention, lens: &[usize], pages: &[Vec<u32>]) -> Filled {
+fn filled(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], pages: &[Vec<u32>]) -> Filled {
     let n_pages = pages.iter().flatten().count();
     let half = |dim: usize, seed: u64| {
         let padded = dim.next_multiple_of(4);
@@ -78,7 +78,7 @@ fn filled(gpu: &GpuDevice, of: &GeneralAttention, lens: &[usize], pages: &[Vec<u
     Filled { keys, values, gpu_keys, gpu_values }
 }
 
-fn check_attention(gpu: &GpuDevice, of: &GeneralAttention, lens: &[usize], tokens: &[BatchToken], split: bool) {
+fn check_attention(gpu: &WgpuDevice, of: &GeneralAttention, lens: &[usize], tokens: &[BatchToken], split: bool) {
     let pages = shuffled_pages(lens.len(), of.n_ctx);
     let cache = filled(gpu, of, lens, &pages);
     let n = tokens.len();
@@ -307,7 +307,7 @@ fn head_products_match_their_twin() {
         for (ty, n_in, n_out) in [(TensorType::F32, 5, 7), (TensorType::Q8_0, 32, 24), (TensorType::Q4_K, 256, 3)] {
             let of = HeadRows { n_head: 3, x_stride: n_in + 2, y_stride: n_out + 1 };
             let matrices = tensor(ty, n_in, 3 * n_out, 4);
-            let on_gpu = GpuMatrix::concat(gpu, "W", &[&matrices], &mut Arena::default()).unwrap();
+            let on_gpu = WgpuMatrix::concat(gpu, "W", &[&matrices], &mut Arena::default()).unwrap();
             let x = random(1, 4 * 3 * of.x_stride);
             let (gx, y) = (gpu.upload("x", &x).unwrap(), poisoned(gpu, 4 * 3 * of.y_stride));
             run(gpu, &head_products(gpu, &on_gpu, of, &gx, &y).unwrap(), 4);

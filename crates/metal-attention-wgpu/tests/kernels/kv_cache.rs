@@ -25,7 +25,7 @@ fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, cache: CacheType) -> 
 }
 
 /// Copies a batch into a cache of `n_seq` sequences full of ones and compares every byte of it.
-fn check(gpu: &metal_attention_wgpu::GpuDevice, shape: AttentionShape, tokens: &[BatchToken], qkv: &[f32]) {
+fn check(gpu: &metal_attention_wgpu::WgpuDevice, shape: AttentionShape, tokens: &[BatchToken], qkv: &[f32]) {
     let pages = shuffled_pages(3, shape.n_ctx);
     let bytes = shape.cache_bytes(pages.concat().len()) as usize;
     let mut want = [vec![0xffu8; bytes], vec![0xffu8; bytes]];

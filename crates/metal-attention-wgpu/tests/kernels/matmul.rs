@@ -8,7 +8,7 @@ use metal_attention_wgpu::kernels::{
     CooperativeTile, MatmulMethod, MatmulScratch, MatvecInput, MatvecOptions, MatvecOutput, Rows, all_on_units,
     ffn_silu_twin, matmul, matmul_by, matmul_method, matvec_twin, rmsnorm_twin,
 };
-use metal_attention_wgpu::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
+use metal_attention_wgpu::{Arena, StepSize, WgpuDevice, WgpuMatrix, batch_words};
 
 /// Sums of n products one after the other in f32: a squared relative error of about n 2^-50, 1e-12 for 2048.
 const EXACT: f64 = 1e-11;
@@ -34,18 +34,18 @@ struct Case {
 const PLAIN: Case =
     Case { output: MatvecOutput::Store, bias: false, exact: false, norm: false, n_tokens: 17, loops: None };
 
-fn tolerance(gpu: &GpuDevice, ty: TensorType, n_out: usize, exact: bool) -> f64 {
+fn tolerance(gpu: &WgpuDevice, ty: TensorType, n_out: usize, exact: bool) -> f64 {
     match matmul_method(gpu.features(), ty, n_out, 512, exact) {
         MatmulMethod::Cooperative(_) if gpu.features().cooperative_f16 => HALF,
         _ => EXACT,
     }
 }
 
-fn check(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case) {
+fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
     check_with(gpu, matrix, w, case, &random(1, case.n_tokens * matrix.n_in()));
 }
 
-fn check_with(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case, x: &[f32]) {
+fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &[f32]) {
     let (n_in, n_out, n) = (matrix.n_in(), matrix.n_out(), case.n_tokens);
     let y_len = if case.output == MatvecOutput::Gated { n_out / 2 } else { n_out };
     let (bias, before) = (random(3, n_out), random(4, n * y_len));
@@ -95,7 +95,7 @@ fn every_type() {
         for &ty in TensorType::ALL {
             let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
             let w = tensor(ty, n_in, 65, 5);
-            check(gpu, &GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
+            check(gpu, &WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
         }
     }
 }
@@ -119,7 +119,7 @@ fn awkward_shapes() {
                 continue;
             }
             let w = tensor(ty, n_in, n_out, 6);
-            let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
             check(gpu, &matrix, &w.to_f32(), Case { n_tokens, ..PLAIN });
             if all_on_units(gpu.features(), &matrix, false) {
                 check(gpu, &matrix, &w.to_f32(), Case { n_tokens, norm: true, ..PLAIN });
@@ -134,7 +134,7 @@ fn outputs() {
         // Sizes that are whole vectors, and sizes that are not.
         for (ty, n_in, n_out) in [(TensorType::Q4_0, 576, 136), (TensorType::F16, 77, 34)] {
             let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
-            let matrix = GpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
             let (a, b) = (w[0].to_f32(), w[1].to_f32());
             let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
             for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
@@ -150,14 +150,14 @@ fn matrices_in_parts() {
     for gpu in variants() {
         let w = tensors(&[(TensorType::Q4_0, 64, 98), (TensorType::Q4_0, 64, 32), (TensorType::F32, 64, 33)], 10);
         let all: Vec<f32> = w.iter().flat_map(metal_attention_gguf::Tensor::to_f32).collect();
-        let whole = GpuMatrix::concat(gpu, "qkv", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
+        let whole = WgpuMatrix::concat(gpu, "qkv", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
         assert_eq!(whole.parts().len(), 2);
         check(gpu, &whole, &all, Case { bias: true, ..PLAIN });
 
         let w = tensors(&[(TensorType::Q4_0, 96, 51), (TensorType::Q5_1, 96, 51)], 11);
         let (a, b) = (w[0].to_f32(), w[1].to_f32());
         let all: Vec<f32> = a.chunks(96).zip(b.chunks(96)).flat_map(|(a, b)| [a, b].concat()).collect();
-        let matrix = GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default()).unwrap();
         check(gpu, &matrix, &all, Case { output: MatvecOutput::Accumulate, bias: true, ..PLAIN });
         let x = gpu.buffer("x", 4 * 96).unwrap();
         let scratch = MatmulScratch::new(gpu, 1, 96).unwrap();
@@ -191,7 +191,7 @@ fn loops_in_the_place_of_matrix_units() {
         }
         for (ty, n_in, tile, output, norm) in cases {
             let w = tensor(ty, n_in, 66, 5);
-            let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
             let case = Case { output, loops: Some(tile), bias: !norm, norm, n_tokens: 37, ..PLAIN };
             check(gpu, &matrix, &w.to_f32(), case);
         }
@@ -204,7 +204,7 @@ fn outliers() {
     for gpu in variants() {
         let (n_in, n_out, n_tokens) = (576, 40, 18);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 12);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let mut x = random(13, n_in * n_tokens);
         for (t, row) in x.chunks_mut(n_in).enumerate() {
             let scale = [1.0, 1e6, 1e-6, 1e30, 1e-30, 0.0][t % 6];
@@ -222,7 +222,7 @@ fn rows_of_wanted_tokens() {
     for gpu in variants() {
         let (n_in, n_out, n) = (64, 21, 40);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 14);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: i % 2 == 1 }).collect();
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(15, n * n_in);

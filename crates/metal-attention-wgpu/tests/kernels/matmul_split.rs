@@ -8,7 +8,7 @@ use metal_attention_model::BatchToken;
 use metal_attention_wgpu::kernels::{
     MatvecInput, MatvecOptions, MatvecOutput, Rows, SplitTile, ffn_silu_twin, matvec_twin, rmsnorm_twin, split_matmul,
 };
-use metal_attention_wgpu::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
+use metal_attention_wgpu::{Arena, StepSize, WgpuDevice, WgpuMatrix, batch_words};
 
 const EPS: f32 = 1e-5;
 
@@ -25,20 +25,20 @@ const TILE: SplitTile = SplitTile { rows: 16, depth: 32, subgroups: 4 };
 const PLAIN: Case = Case { output: MatvecOutput::Store, norm: false, bias: false, n_tokens: 17, tile: TILE };
 
 /// As in `matmul.rs`: factors rounded to 11 bits, or sums in f32.
-fn tolerance(gpu: &GpuDevice) -> f64 {
+fn tolerance(gpu: &WgpuDevice) -> f64 {
     if gpu.features().cooperative_f16 { 1e-6 } else { 1e-11 }
 }
 
 /// The variants that the kernel can run on.
-fn gpus() -> impl Iterator<Item = &'static GpuDevice> {
+fn gpus() -> impl Iterator<Item = &'static WgpuDevice> {
     variants().iter().filter(|gpu| gpu.features().subgroup_size >= 8)
 }
 
-fn check(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case) {
+fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
     check_with(gpu, matrix, w, case, &random(1, case.n_tokens * matrix.n_in()));
 }
 
-fn check_with(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case, x: &[f32]) {
+fn check_with(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case, x: &[f32]) {
     let (n_in, n_out, n) = (matrix.n_in(), matrix.n_out(), case.n_tokens);
     let y_len = if case.output == MatvecOutput::Gated { n_out / 2 } else { n_out };
     let (bias, before) = (random(3, n_out), random(4, n * y_len));
@@ -79,7 +79,7 @@ fn every_type() {
         for &ty in TensorType::ALL {
             let n_in = if ty.block_len() == 1 { 40 } else { 3 * ty.block_len() };
             let w = tensor(ty, n_in, 33, 5);
-            check(gpu, &GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
+            check(gpu, &WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
         }
     }
 }
@@ -96,7 +96,7 @@ fn awkward_shapes_and_every_tile() {
             (TensorType::Q8_0, 2048, 49, 15, tile(64, 32, 2)),
         ] {
             let w = tensor(ty, n_in, n_out, 6);
-            let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
             check(gpu, &matrix, &w.to_f32(), Case { n_tokens, tile, ..PLAIN });
             check(gpu, &matrix, &w.to_f32(), Case { n_tokens, tile, norm: true, ..PLAIN });
         }
@@ -108,7 +108,7 @@ fn outputs() {
     for gpu in gpus() {
         let (n_in, n_out) = (576, 136);
         let w = tensors(&[(TensorType::Q4_0, n_in, n_out / 2), (TensorType::Q4_0, n_in, n_out / 2)], 8);
-        let matrix = GpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
         let (a, b) = (w[0].to_f32(), w[1].to_f32());
         let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
         for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
@@ -123,12 +123,12 @@ fn matrices_in_parts() {
     for gpu in gpus() {
         let w = tensors(&[(TensorType::Q4_0, 64, 98), (TensorType::Q8_0, 64, 33)], 10);
         let all: Vec<f32> = w.iter().flat_map(metal_attention_gguf::Tensor::to_f32).collect();
-        let whole = GpuMatrix::concat(gpu, "qkv", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
+        let whole = WgpuMatrix::concat(gpu, "qkv", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
         assert_eq!(whole.parts().len(), 2);
         check(gpu, &whole, &all, Case { bias: true, norm: true, ..PLAIN });
 
         let w = tensors(&[(TensorType::Q4_0, 96, 51), (TensorType::Q5_1, 96, 51)], 11);
-        let matrix = GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default()).unwrap();
         let x = gpu.buffer("x", 4 * 96).unwrap();
         let gated = MatvecOptions { output: MatvecOutput::Gated, ..Default::default() };
         let error = split_matmul(gpu, &matrix, gated, TILE, &x, &x, &x).unwrap_err();
@@ -142,7 +142,7 @@ fn outliers() {
     for gpu in gpus() {
         let (n_in, n_out, n_tokens) = (576, 40, 18);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 12);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let mut x = random(13, n_in * n_tokens);
         for (t, row) in x.chunks_mut(n_in).enumerate() {
             let scale = [1.0, 1e6, 1e-6, 1e30, 1e-30, 0.0][t % 6];
@@ -160,7 +160,7 @@ fn rows_of_wanted_tokens() {
     for gpu in gpus() {
         let (n_in, n_out, n) = (64, 21, 40);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 14);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: i % 2 == 1 }).collect();
         let batch = gpu.upload("batch", &batch_words(&tokens)).unwrap();
         let x = random(15, n * n_in);

@@ -9,7 +9,7 @@ use metal_attention_wgpu::kernels::{
     MatvecInput, MatvecOptions, MatvecOutput, Rows, ffn_silu_twin, matvec, matvec_of_inputs, matvec_twin,
     multi_token_matvec, rmsnorm_twin,
 };
-use metal_attention_wgpu::{Arena, GpuDevice, GpuMatrix, StepSize, batch_words};
+use metal_attention_wgpu::{Arena, StepSize, WgpuDevice, WgpuMatrix, batch_words};
 
 /// A sum of n products in f32 that is cut among many accumulators has an error of a few ulp of its largest terms: with
 /// 24 bits the squared relative error is near 1e-14, and 1e-12 leaves room for sums that cancel.
@@ -27,7 +27,7 @@ struct Case {
 
 const PLAIN: Case = Case { input: "plain", output: MatvecOutput::Store, bias: false, n_tokens: 1, token_tile: 1 };
 
-fn check(gpu: &GpuDevice, matrix: &GpuMatrix, w: &[f32], case: Case) {
+fn check(gpu: &WgpuDevice, matrix: &WgpuMatrix, w: &[f32], case: Case) {
     let (n_in, n_out) = (matrix.n_in(), matrix.n_out());
     let x_len = if case.input == "silu" { 2 * n_in } else { n_in };
     let y_len = if case.output == MatvecOutput::Gated { n_out / 2 } else { n_out };
@@ -79,7 +79,7 @@ fn every_type() {
         for &ty in TensorType::ALL {
             let n_in = if ty.block_len() == 1 { 33 } else { 3 * ty.block_len() };
             let w = tensor(ty, n_in, 37, 5);
-            let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
             let values = w.to_f32();
             check(gpu, &matrix, &values, PLAIN);
             check(gpu, &matrix, &values, Case { n_tokens: 3, token_tile: 2, ..PLAIN });
@@ -112,7 +112,7 @@ fn awkward_shapes() {
                 continue;
             }
             let w = tensor(ty, n_in, n_out, 6);
-            check(gpu, &GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
+            check(gpu, &WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap(), &w.to_f32(), PLAIN);
         }
     }
 }
@@ -123,7 +123,7 @@ fn more_workgroups_than_an_axis_holds() {
     // At most 32 rows a workgroup here, and the same 999 again and again.
     let (n_in, n_out, period) = (64, 40 * 65_535, 999);
     let w = repeated(TensorType::Q4_0, n_in, n_out, period, 7);
-    let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+    let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
     let x = random(8, n_in);
     let y = poisoned(gpu, n_out);
     let gx = gpu.upload("x", &x).unwrap();
@@ -144,13 +144,13 @@ fn many_rows() {
     many_rows_of(&of_any_subgroups(), [TensorType::Q4_0, TensorType::Q6_K, TensorType::Q3_K, TensorType::IQ1_M].iter());
 }
 
-fn many_rows_of<'a>(gpu: &GpuDevice, types: impl Iterator<Item = &'a TensorType>) {
+fn many_rows_of<'a>(gpu: &WgpuDevice, types: impl Iterator<Item = &'a TensorType>) {
     let period = 37;
     for (i, &ty) in types.enumerate() {
         let n_in = [768, 256, 1024, 2048][i % 4];
         let n_out = (1 << 22) / n_in + 13;
         let w = repeated(ty, n_in, n_out, period, 14);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let values = tensor(ty, n_in, period, 14).to_f32();
         let norm = random(15, n_in);
         let gnorm = gpu.upload("norm", &norm).unwrap();
@@ -196,7 +196,7 @@ fn many_rows_of_a_layer() {
     ] {
         let n_out = usize::div_ceil(weights, n_in).next_multiple_of(period);
         let w = repeated(ty, n_in, n_out, period, 14);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let values = tensor(ty, n_in, period, 14).to_f32();
         let (x, norm) = (random(15, n_in), random(16, n_in));
         let (bias, before) = (random(17, period).repeat(n_out / period), random(18, period).repeat(n_out / period));
@@ -245,7 +245,7 @@ fn fused_inputs_and_outputs() {
         for (ty, n_in, n_out) in [(TensorType::Q4_0, 576, 66), (TensorType::F16, 77, 34), (TensorType::Q8_0, 1536, 20)]
         {
             let w = tensors(&[(ty, n_in, n_out / 2), (ty, n_in, n_out / 2)], 8);
-            let matrix = GpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::interleave(gpu, "w", &w[0], &w[1], &mut Arena::default()).unwrap();
             let (a, b) = (w[0].to_f32(), w[1].to_f32());
             let values: Vec<f32> = a.chunks(n_in).zip(b.chunks(n_in)).flat_map(|(a, b)| [a, b].concat()).collect();
             for case in [
@@ -266,7 +266,7 @@ fn fused_inputs_and_outputs() {
 fn tiles_of_tokens() {
     for gpu in variants() {
         let w = tensor(TensorType::Q4_0, 576, 99, 9);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let values = w.to_f32();
         for n_tokens in [1, 2, 3, 7, 8, 16] {
             for token_tile in [1, 2, 4, 8] {
@@ -283,9 +283,9 @@ fn matrices_in_parts() {
         let w = tensors(&[(TensorType::Q4_0, 64, 96), (TensorType::Q4_0, 64, 32), (TensorType::Q8_0, 64, 33)], 10);
         let all: Vec<f32> = w.iter().flat_map(Tensor::to_f32).collect();
         let w: Vec<_> = w.iter().collect();
-        let whole = GpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default()).unwrap();
+        let whole = WgpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default()).unwrap();
         assert_eq!(whole.parts().iter().map(|p| (p.first_row, p.n_rows)).collect::<Vec<_>>(), [(0, 128), (128, 33)]);
-        let split = GpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default().with_max_slice(1500)).unwrap();
+        let split = WgpuMatrix::concat(gpu, "qkv", &w, &mut Arena::default().with_max_slice(1500)).unwrap();
         assert!(split.parts().len() > 4 && split.parts().iter().all(|p| p.buffer.size() <= 1500));
         for case in [
             Case { bias: true, ..PLAIN },
@@ -301,7 +301,7 @@ fn matrices_in_parts() {
             let (a, b) = (w[0].to_f32(), w[1].to_f32());
             let all: Vec<f32> = a.chunks(96).zip(b.chunks(96)).flat_map(|(a, b)| [a, b].concat()).collect();
             let matrix =
-                GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default().with_max_slice(1000))
+                WgpuMatrix::interleave(gpu, "gate_up", &w[0], &w[1], &mut Arena::default().with_max_slice(1000))
                     .unwrap();
             assert!(matrix.parts().len() > 4);
             check(gpu, &matrix, &all, PLAIN);
@@ -336,7 +336,7 @@ fn several_inputs() {
         for (n_in, parts) in matrices {
             let wanted: Vec<_> = parts.iter().map(|&(ty, n_out)| (ty, n_in, n_out)).collect();
             let w = tensors(&wanted, 12);
-            let matrix = GpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
+            let matrix = WgpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap();
             for (n, tile) in [(1, 1), (2, 1), (3, 4), (9, 2)] {
                 let x: Vec<_> = (0..parts.len()).map(|i| random(i as u64 + 1, n * n_in)).collect();
                 let gx: Vec<_> = x.iter().map(|x| gpu.upload("x", x).unwrap()).collect();
@@ -359,7 +359,7 @@ fn rows_of_wanted_tokens() {
     for gpu in variants() {
         let (n_in, n_out) = (64, 21);
         let w = tensor(TensorType::Q8_0, n_in, n_out, 12);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let wanted = [1, 2, 5];
         let tokens: Vec<_> =
             (0..6).map(|i| BatchToken { id: 0, seq: 0, pos: i, logits: wanted.contains(&i) }).collect();

@@ -1,14 +1,14 @@
 //! Compiled pipelines on disk.
 
 use crate::support::open;
-use metal_attention_wgpu::{GpuDevice, GpuOptions, PsoKey, catalogue, wgpu};
+use metal_attention_wgpu::{PsoKey, WgpuDevice, WgpuOptions, catalogue, wgpu};
 
 fn keys() -> Vec<PsoKey> {
     catalogue().into_iter().filter(|key| ["argmax", "rmsnorm", "residual_add"].contains(&key.name.as_str())).collect()
 }
 
 /// Builds a few pipelines on a device of its own and saves them.
-fn build_and_save(options: &GpuOptions) -> Option<GpuDevice> {
+fn build_and_save(options: &WgpuOptions) -> Option<WgpuDevice> {
     let gpu = open(options)?;
     for key in keys() {
         gpu.pso().get(&gpu, &key).unwrap();
@@ -22,7 +22,7 @@ fn build_and_save(options: &GpuOptions) -> Option<GpuDevice> {
 fn pipelines_outlive_the_device_and_a_broken_file_does_no_harm() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("cache");
-    let options = GpuOptions { pipeline_cache: Some(folder.clone()), ..Default::default() };
+    let options = WgpuOptions { pipeline_cache: Some(folder.clone()), ..Default::default() };
     let Some(gpu) = build_and_save(&options) else { return };
     if !gpu.summary().features.contains(wgpu::Features::PIPELINE_CACHE) {
         assert!(!folder.exists());
@@ -55,6 +55,6 @@ fn a_folder_that_cannot_be_written_does_no_harm() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a file");
     std::fs::write(&file, "").unwrap();
-    build_and_save(&GpuOptions { pipeline_cache: Some(file.join("folder")), ..Default::default() });
-    build_and_save(&GpuOptions { pipeline_cache: None, ..Default::default() });
+    build_and_save(&WgpuOptions { pipeline_cache: Some(file.join("folder")), ..Default::default() });
+    build_and_save(&WgpuOptions { pipeline_cache: None, ..Default::default() });
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::matrices::repeated;
 use crate::support::{poisoned, run, variants};
 use metal_attention_gguf::TensorType;
-use metal_attention_wgpu::GpuCeilings;
+use metal_attention_wgpu::WgpuCeilings;
 use metal_attention_wgpu::kernels::{
     rate_floats, rate_floats_work, rate_matrix, rate_matrix_work, rate_read, rate_sums,
 };
@@ -63,7 +63,7 @@ fn matrix_units_multiply_as_often_as_counted() {
 #[test]
 fn every_ceiling_is_a_positive_number() {
     for gpu in variants() {
-        let ceilings = GpuCeilings::new(gpu, Duration::from_millis(1));
+        let ceilings = WgpuCeilings::new(gpu, Duration::from_millis(1));
         let launches = ceilings.launch_costs().unwrap();
         let mut found = vec![
             ceilings.read_bandwidth(1 << 20).unwrap(),

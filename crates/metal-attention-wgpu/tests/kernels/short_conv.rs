@@ -3,7 +3,7 @@
 use crate::support::{nmse, poisoned, random, run_sized, variants};
 use metal_attention_model::{Segment, ShortConvSpec};
 use metal_attention_wgpu::kernels::{MAX_TAPS, ShortConvBuffers, segment_words, short_conv, short_conv_twin};
-use metal_attention_wgpu::{GpuDevice, GpuError, StepSize};
+use metal_attention_wgpu::{StepSize, WgpuDevice, WgpuError};
 
 const N_SLOTS: usize = 12;
 
@@ -20,7 +20,7 @@ fn segments(runs: &[&[(usize, u32, u32)]]) -> Vec<Segment> {
     runs.iter().enumerate().flat_map(of_run).collect()
 }
 
-fn check(gpu: &GpuDevice, of: ShortConvSpec, segments: &[Segment]) {
+fn check(gpu: &WgpuDevice, of: ShortConvSpec, segments: &[Segment]) {
     let (width, elements) = (of.width, of.state_elements());
     let n_tokens: usize = segments.iter().map(|segment| segment.n).sum();
     let (inputs, taps) = (random(1, n_tokens * 3 * width), random(2, of.n_tap * width));
@@ -79,6 +79,6 @@ fn more_taps_than_a_tile_has_tokens_are_refused() {
     let buffers = ShortConvBuffers { inputs: &x, taps: &y, states: &z, out: &out, segments: &table };
     for n_tap in [0, 1, MAX_TAPS + 1] {
         let error = short_conv(gpu, ShortConvSpec { width: 8, n_tap }, 2, &buffers).unwrap_err();
-        assert!(matches!(error, GpuError::Mismatch { .. }), "{error}");
+        assert!(matches!(error, WgpuError::Mismatch { .. }), "{error}");
     }
 }

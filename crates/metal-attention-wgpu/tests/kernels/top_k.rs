@@ -2,11 +2,11 @@
 
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_model::{TopK, highest};
-use metal_attention_wgpu::GpuDevice;
+use metal_attention_wgpu::WgpuDevice;
 use metal_attention_wgpu::kernels::{top_k, top_k_list, top_k_scratch_bytes};
 
 /// The GPU's list for each row of `logits`, `[n_rows, n_vocab]`.
-fn lists(gpu: &GpuDevice, n_vocab: usize, k: usize, logits: &[f32]) -> Vec<TopK> {
+fn lists(gpu: &WgpuDevice, n_vocab: usize, k: usize, logits: &[f32]) -> Vec<TopK> {
     let n_rows = logits.len() / n_vocab;
     let logits = gpu.upload("logits", logits).unwrap();
     let scratch = gpu.buffer("scratch", top_k_scratch_bytes(n_vocab, k, n_rows)).unwrap();

@@ -1,9 +1,9 @@
-//! `GpuMatrix`: sizes, parts, errors.
+//! `WgpuMatrix`: sizes, parts, errors.
 
 use crate::support::gpu;
 use crate::support::matrices::{tensor, tensors};
 use metal_attention_gguf::TensorType;
-use metal_attention_wgpu::{Arena, GpuError, GpuMatrix};
+use metal_attention_wgpu::{Arena, WgpuError, WgpuMatrix};
 
 #[test]
 fn a_matrix_is_about_as_large_as_in_the_file() {
@@ -12,7 +12,7 @@ fn a_matrix_is_about_as_large_as_in_the_file() {
         let n_in = if 576 % ty.block_len() == 0 { 576 } else { 768 };
         // Rows enough that a codebook behind them counts for little.
         let w = tensor(ty, n_in, 1000, 1);
-        let matrix = GpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
+        let matrix = WgpuMatrix::concat(gpu, "w", &[&w], &mut Arena::default()).unwrap();
         let ratio = matrix.bytes() as f64 / w.bytes().len() as f64;
         let most = match ty {
             // Unpacked at load.
@@ -30,8 +30,8 @@ fn parts_cover_every_row_once() {
     let Some(gpu) = gpu() else { return };
     let w = tensors(&[(TensorType::Q4_0, 64, 50), (TensorType::Q8_0, 64, 31), (TensorType::Q4_0, 64, 2)], 2);
     let matrices = [
-        GpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap(),
-        GpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default().with_max_slice(200)).unwrap(),
+        WgpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default()).unwrap(),
+        WgpuMatrix::concat(gpu, "w", &w.iter().collect::<Vec<_>>(), &mut Arena::default().with_max_slice(200)).unwrap(),
     ];
     assert_eq!(matrices.each_ref().map(|m| m.parts().len()), [3, 13 + 16 + 1]);
     for matrix in matrices {
@@ -47,13 +47,13 @@ fn parts_cover_every_row_once() {
 fn what_does_not_fit_is_refused() {
     let Some(gpu) = gpu() else { return };
     let w = tensors(&[(TensorType::Q4_0, 64, 4), (TensorType::Q4_0, 32, 4), (TensorType::Q4_0, 64, 6)], 3);
-    let message = |result: Result<GpuMatrix, GpuError>| result.unwrap_err().to_string();
-    let error = message(GpuMatrix::concat(gpu, "qkv of layer 0", &[&w[0], &w[1]], &mut Arena::default()));
+    let message = |result: Result<WgpuMatrix, WgpuError>| result.unwrap_err().to_string();
+    let error = message(WgpuMatrix::concat(gpu, "qkv of layer 0", &[&w[0], &w[1]], &mut Arena::default()));
     assert!(error.contains("qkv of layer 0") && error.contains("rows of w0 have 64 elements"), "{error}");
-    let error = message(GpuMatrix::interleave(gpu, "gate_up", &w[0], &w[2], &mut Arena::default()));
+    let error = message(WgpuMatrix::interleave(gpu, "gate_up", &w[0], &w[2], &mut Arena::default()));
     assert!(error.contains("w0 has 4 rows and w2 has 6"), "{error}");
-    assert!(message(GpuMatrix::concat(gpu, "nothing", &[], &mut Arena::default())).contains("no tensors"));
+    assert!(message(WgpuMatrix::concat(gpu, "nothing", &[], &mut Arena::default())).contains("no tensors"));
     // Not even two rows.
-    let error = GpuMatrix::concat(gpu, "w", &[&w[0]], &mut Arena::default().with_max_slice(64)).unwrap_err();
-    assert!(matches!(error, GpuError::TooLarge { bytes: 144, max: 64, .. }), "{error}");
+    let error = WgpuMatrix::concat(gpu, "w", &[&w[0]], &mut Arena::default().with_max_slice(64)).unwrap_err();
+    assert!(matches!(error, WgpuError::TooLarge { bytes: 144, max: 64, .. }), "{error}");
 }

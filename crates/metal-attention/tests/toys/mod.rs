@@ -3,7 +3,7 @@
 // Each test file that takes this in uses a part of it.
 #![allow(dead_code)]
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 #[path = "../../../../tests/common/gpu.rs"]
 pub mod gpu;
 

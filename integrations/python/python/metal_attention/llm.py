@@ -105,7 +105,7 @@ class LLM:
 
         model: a GGUF file (any part, where it is split), or a name on the Hugging Face hub, `hf:OWNER/REPO[:TYPE or :FILE]`;
             None: the small model that is built in.
-        device: "auto" (a GPU with room for the model, else the CPU), "cpu", "gpu", "gpu:1" (by index), "gpu:NAME", "cuda" or
+        device: "auto" (a GPU with room for the model, else the CPU), "cpu", "wgpu", "wgpu:1" (by index), "wgpu:NAME", "cuda" or
             "cuda:1".
         n_ctx: tokens of each text, the prompt's included; None: those of the training, at most 4096.
         n_parallel: texts side by side; the KV cache has room for so many times `n_ctx` tokens.

@@ -52,8 +52,8 @@ pub enum Launches {
         region_us: f64,
     },
     /// On a GPU.
-    #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
-    Gpu {
+    #[cfg_attr(not(feature = "wgpu"), allow(dead_code))]
+    Wgpu {
         /// A dispatch that depends on the one before, inside a submission.
         dispatch_us: f64,
         /// The same where submissions are queued ahead.
@@ -82,7 +82,7 @@ impl Launches {
     pub fn each_us(self) -> f64 {
         match self {
             Self::Cpu { region_us } => region_us,
-            Self::Gpu { dispatch_us, .. } => dispatch_us,
+            Self::Wgpu { dispatch_us, .. } => dispatch_us,
             Self::Cuda { kernel_in_graph_us, .. } => kernel_in_graph_us,
         }
     }
@@ -128,8 +128,8 @@ impl DeviceName {
             Backend::Cuda(pass) => Self::of_pass(pass),
             #[cfg(feature = "cuda")]
             Backend::CudaCards(pass) => Self::of_pass(pass),
-            #[cfg(feature = "gpu")]
-            Backend::Gpu(pass) => {
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(pass) => {
                 let gpu = pass.gpu().summary();
                 let driver = Some(format!("{}, {}", gpu.backend, gpu.driver));
                 Self { kind: "gpu", name: gpu.name.clone(), threads: None, driver }
@@ -161,8 +161,8 @@ pub fn measure(
             let message = "the ceilings of several cards together are not measured: leave --tensor-parallel out";
             Err(CliError::General(message.into()))
         }
-        #[cfg(feature = "gpu")]
-        Backend::Gpu(pass) => gpu(pass, model, effort, step),
+        #[cfg(feature = "wgpu")]
+        Backend::Wgpu(pass) => gpu(pass, model, effort, step),
     }
 }
 
@@ -190,15 +190,15 @@ fn cpu(
     Ok((found, BatchScaling::new(&tensors, &seconds)))
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "wgpu")]
 fn gpu(
-    pass: &metal_attention::GpuForwardPass,
+    pass: &metal_attention::WgpuForwardPass,
     model: &Model,
     effort: Effort,
     step: &mut dyn FnMut(),
 ) -> Result<(Ceilings, BatchScaling), CliError> {
     let gpu = pass.gpu();
-    let ceilings = metal_attention::kernels::GpuCeilings::new(gpu, effort.time);
+    let ceilings = metal_attention::kernels::WgpuCeilings::new(gpu, effort.time);
     let bytes = if gpu.summary().is_software() { effort.software_bytes } else { effort.gpu_bytes };
     let read_bytes = ceilings.read_bandwidth(bytes).map_err(Error::from)?;
     step();
@@ -208,7 +208,7 @@ fn gpu(
     step();
     let costs = ceilings.launch_costs().map_err(Error::from)?;
     step();
-    let launches = Launches::Gpu {
+    let launches = Launches::Wgpu {
         dispatch_us: 1e6 * costs.dispatch,
         dispatch_queued_us: 1e6 * costs.dispatch_queued,
         submission_us: 1e6 * costs.submission,

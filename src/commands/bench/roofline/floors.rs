@@ -212,13 +212,13 @@ fn launches_so_far(backend: &Backend) -> u64 {
         Backend::Cuda(pass) => pass.launches(),
         #[cfg(feature = "cuda")]
         Backend::CudaCards(_) => 0,
-        #[cfg(feature = "gpu")]
-        Backend::Gpu(_) => 0,
+        #[cfg(feature = "wgpu")]
+        Backend::Wgpu(_) => 0,
     }
 }
 
 /// Dispatches of `n_tokens` tokens in micro-batches of `n_ubatch`, on a GPU; where they are not those that were counted, through CUDA.
-#[cfg_attr(not(feature = "gpu"), allow(unused_variables))]
+#[cfg_attr(not(feature = "wgpu"), allow(unused_variables))]
 fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> {
     match backend {
         Backend::Cpu(_) => None,
@@ -226,8 +226,8 @@ fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> 
         Backend::Cuda(pass) => (n_tokens == 1 && pass.has_one_launch(0)).then_some(1),
         #[cfg(feature = "cuda")]
         Backend::CudaCards(_) => None,
-        #[cfg(feature = "gpu")]
-        Backend::Gpu(pass) => {
+        #[cfg(feature = "wgpu")]
+        Backend::Wgpu(pass) => {
             let whole = (n_tokens / n_ubatch * pass.launches(n_ubatch, n_ubatch - 1)) as u64;
             let rest = n_tokens % n_ubatch;
             Some(whole + if rest > 0 { pass.launches(rest, n_tokens - 1) as u64 } else { 0 })

@@ -23,7 +23,7 @@ pub fn of(report: &Report) -> String {
     let us = |us: f64| format!("{us:.2} us");
     match ceilings.launches {
         Launches::Cpu { region_us } => line("parallel region", us(region_us)),
-        Launches::Gpu { dispatch_us, dispatch_queued_us, submission_us, submission_queued_us } => {
+        Launches::Wgpu { dispatch_us, dispatch_queued_us, submission_us, submission_queued_us } => {
             line("dispatch inside a submission", us(dispatch_us));
             line("  in submissions queued ahead", us(dispatch_queued_us));
             line("submission, waited for", us(submission_us));
@@ -95,7 +95,7 @@ mod tests {
                 matrix: Some(2.5e14),
                 matrix_type: Some("half"),
                 f32: 3e13,
-                launches: Launches::Gpu {
+                launches: Launches::Wgpu {
                     dispatch_us: 1.81,
                     dispatch_queued_us: 2.5,
                     submission_us: 45.0,

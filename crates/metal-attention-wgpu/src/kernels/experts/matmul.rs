@@ -4,9 +4,9 @@ use metal_attention_gguf::TensorType;
 
 use super::{ExpertsMatrices, ExpertsScratch, ExpertsShape, SortedScratch};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::kernels::matmul::{
     CooperativeTile, INPUT, MAX_DEPTH, MatmulMethod, MatmulScratch, TILE, input_key, unit_bytes,
 };
@@ -43,7 +43,7 @@ pub fn experts_method(
 /// each tile of its tokens. `input` is a [norm](MatvecInput::RmsNorm) only where [the method](experts_method) is matrix units,
 /// which may round weights and inputs to 16-bit floats, the inputs relative to the largest of their row.
 pub fn experts_matmul(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &ExpertsShape,
     matrices: &ExpertsMatrices<'_>,
     input: MatvecInput<'_>,
@@ -54,7 +54,7 @@ pub fn experts_matmul(
     accumulate: bool,
     scratch: &ExpertsScratch,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     let method = experts_method(gpu.features(), shape, matrices, n_tokens, exact);
     experts_matmul_by(gpu, shape, matrices, input, method, x, y, accumulate, scratch, batch)
 }
@@ -62,7 +62,7 @@ pub fn experts_matmul(
 /// [`experts_matmul`] with a given method, to compare methods. Where a device has no matrix units, plain loops stand in for
 /// them, and `scratch` is one [for these](ExpertsScratch::for_loops).
 pub fn experts_matmul_by(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &ExpertsShape,
     matrices: &ExpertsMatrices<'_>,
     input: MatvecInput<'_>,
@@ -72,9 +72,9 @@ pub fn experts_matmul_by(
     accumulate: bool,
     scratch: &ExpertsScratch,
     batch: &wgpu::Buffer,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     shape.check(matrices)?;
-    let mismatch = |why: &str| GpuError::Mismatch { what: "a product with experts".to_owned(), why: why.to_owned() };
+    let mismatch = |why: &str| WgpuError::Mismatch { what: "a product with experts".to_owned(), why: why.to_owned() };
     let norm = match (input, method) {
         (MatvecInput::Plain, _) => None,
         (MatvecInput::RmsNorm { weight, eps }, MatmulMethod::Cooperative(_)) => Some((weight, eps)),
@@ -109,7 +109,7 @@ pub fn experts_matmul_by(
 }
 
 /// What matrix units take, with `rows` rows of `n_in` elements a token, as `shaders/matmul_input.wgsl` leaves it.
-fn padded<'a>(gpu: &GpuDevice, scratch: &'a MatmulScratch, n_in: usize, rows: usize) -> [(&'a dyn Bind, Reach); 2] {
+fn padded<'a>(gpu: &WgpuDevice, scratch: &'a MatmulScratch, n_in: usize, rows: usize) -> [(&'a dyn Bind, Reach); 2] {
     let bytes = if gpu.features().cooperative_f16 { 2 } else { 4 };
     let row = (bytes * n_in.next_multiple_of(MAX_DEPTH)) as u64;
     [(&scratch.padded, Reach::Tokens(row * rows as u64)), (&scratch.scales, Reach::Tokens(4 * rows as u64))]
@@ -118,7 +118,7 @@ fn padded<'a>(gpu: &GpuDevice, scratch: &'a MatmulScratch, n_in: usize, rows: us
 /// The products of a layer's experts, and what they work on.
 #[derive(Clone, Copy)]
 struct Products<'a> {
-    gpu: &'a GpuDevice,
+    gpu: &'a WgpuDevice,
     shape: &'a ExpertsShape,
     method: MatmulMethod,
     scratch: &'a ExpertsScratch,
@@ -131,7 +131,7 @@ impl Products<'_> {
         Reach::Tokens(4 * (self.shape.n_used * row) as u64)
     }
 
-    fn sort(&self, batch: &wgpu::Buffer) -> Result<Dispatch, GpuError> {
+    fn sort(&self, batch: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
         let tokens = tile_tokens(self.method);
         let buffers: [(&dyn Bind, Reach); 4] = [
             (&self.scratch.chosen, self.visits(1)),
@@ -143,7 +143,7 @@ impl Products<'_> {
         Dispatch::new(self.gpu, &sort_key(self.shape, tokens, threads), &buffers, [Extent::Fixed(1); 3])
     }
 
-    fn up(&self, part: &MatrixPart, bias: Option<&wgpu::Buffer>, x: &wgpu::Buffer) -> Result<Dispatch, GpuError> {
+    fn up(&self, part: &MatrixPart, bias: Option<&wgpu::Buffer>, x: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
         let shape = self.shape;
         let product = Product::new(shape, part, true, bias.is_some());
         let x = (x as &dyn Bind, Reach::Tokens(4 * shape.n_embd as u64));
@@ -158,7 +158,7 @@ impl Products<'_> {
         self.dispatch(&product, part, from, to, more)
     }
 
-    fn down(&self, part: &MatrixPart) -> Result<Dispatch, GpuError> {
+    fn down(&self, part: &MatrixPart) -> Result<Dispatch, WgpuError> {
         let shape = self.shape;
         let from = match self.method {
             MatmulMethod::Tiled => vec![(&self.scratch.hidden as &dyn Bind, self.visits(shape.n_ff))],
@@ -177,7 +177,7 @@ impl Products<'_> {
         from: Vec<(&dyn Bind, Reach)>,
         to: (&dyn Bind, Reach),
         more: Vec<(&dyn Bind, Reach)>,
-    ) -> Result<Dispatch, GpuError> {
+    ) -> Result<Dispatch, WgpuError> {
         let tiles = self.shape.tiles(tile_tokens(self.method));
         let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(&part.buffer, Reach::Fixed(part.bytes(product.n_in)))];
         buffers.extend(from);
@@ -192,7 +192,7 @@ impl Products<'_> {
         Dispatch::new(self.gpu, &product.key(self.method), &buffers, grid)
     }
 
-    fn sum(&self, bias: Option<&wgpu::Buffer>, y: &wgpu::Buffer, accumulate: bool) -> Result<Dispatch, GpuError> {
+    fn sum(&self, bias: Option<&wgpu::Buffer>, y: &wgpu::Buffer, accumulate: bool) -> Result<Dispatch, WgpuError> {
         let shape = self.shape;
         let mut buffers: Vec<(&dyn Bind, Reach)> =
             vec![(&self.sorted.down, self.visits(shape.n_embd)), (y, Reach::Tokens(4 * shape.n_embd as u64))];

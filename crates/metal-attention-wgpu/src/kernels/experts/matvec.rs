@@ -4,11 +4,11 @@ use metal_attention_gguf::TensorType;
 
 use super::{ExpertsMatrices, ExpertsScratch, ExpertsShape};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::kernels::matvec::{self, MatvecInput};
-use crate::matrix::{GpuMatrix, MatrixPart, type_name};
+use crate::matrix::{MatrixPart, WgpuMatrix, type_name};
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -16,7 +16,7 @@ use crate::shader::ShaderFeatures;
 /// `y += sum`, over `i < n_used` of `weights[i] * expert(chosen[i], x)`. `x` and `y` are `[n_tokens, n_embd]`, and `input` says
 /// what becomes of `x` before. Two dispatches, and one more for each further part of a matrix.
 pub fn experts_matvec(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     shape: &ExpertsShape,
     matrices: &ExpertsMatrices<'_>,
     input: MatvecInput<'_>,
@@ -24,18 +24,18 @@ pub fn experts_matvec(
     y: &wgpu::Buffer,
     accumulate: bool,
     scratch: &ExpertsScratch,
-) -> Result<Vec<Dispatch>, GpuError> {
+) -> Result<Vec<Dispatch>, WgpuError> {
     shape.check(matrices)?;
     let norm = match input {
         MatvecInput::Plain => None,
         MatvecInput::RmsNorm { weight, eps } => Some((weight, eps)),
         MatvecInput::Silu => {
             let why = "the input is not plain".to_owned();
-            return Err(GpuError::Mismatch { what: "a product with experts".to_owned(), why });
+            return Err(WgpuError::Mismatch { what: "a product with experts".to_owned(), why });
         }
     };
     let visits = |row: usize| Reach::Tokens(4 * (shape.n_used * row) as u64);
-    let floats = |matrix: &GpuMatrix| Reach::floats(matrix.n_out());
+    let floats = |matrix: &WgpuMatrix| Reach::floats(matrix.n_out());
     let mut dispatches = Vec::new();
     for part in matrices.up.parts() {
         let bias = matrices.up_bias.map(|bias| (bias as &dyn Bind, floats(matrices.up)));
@@ -125,7 +125,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    fn dispatch(&self, gpu: &GpuDevice, buffers: &[(&dyn Bind, Reach)]) -> Result<Dispatch, GpuError> {
+    fn dispatch(&self, gpu: &WgpuDevice, buffers: &[(&dyn Bind, Reach)]) -> Result<Dispatch, WgpuError> {
         let tile = self.tile(gpu.features());
         let rows = Extent::Fixed(self.rows.div_ceil(tile.rows_of_a_group()) as u32);
         let visits = match self.output {

@@ -10,11 +10,11 @@ mod route;
 
 use metal_attention_model::{Activation, Experts};
 
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::ExpertTiles;
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::kernels::matmul::{MatmulScratch, unit_bytes};
-use crate::matrix::GpuMatrix;
+use crate::matrix::WgpuMatrix;
 use crate::pso::PsoKey;
 use crate::shader::{Constant, ShaderFeatures};
 
@@ -44,13 +44,13 @@ pub struct ExpertsShape {
 /// The matrices of all experts of a layer, one expert below the other, and what is added to their products.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertsMatrices<'a> {
-    /// `[n_expert * 2 n_ff, n_embd]`, rows of gate and up by turns ([`GpuMatrix::interleave_all`]); without gates
-    /// `[n_expert * n_ff, n_embd]` ([`GpuMatrix::concat`]).
-    pub up: &'a GpuMatrix,
+    /// `[n_expert * 2 n_ff, n_embd]`, rows of gate and up by turns ([`WgpuMatrix::interleave_all`]); without gates
+    /// `[n_expert * n_ff, n_embd]` ([`WgpuMatrix::concat`]).
+    pub up: &'a WgpuMatrix,
     /// A number for each row of `up`.
     pub up_bias: Option<&'a wgpu::Buffer>,
-    /// `[n_expert * n_embd, n_ff]` ([`GpuMatrix::concat`]).
-    pub down: &'a GpuMatrix,
+    /// `[n_expert * n_embd, n_ff]` ([`WgpuMatrix::concat`]).
+    pub down: &'a WgpuMatrix,
     /// A number for each row of `down`.
     pub down_bias: Option<&'a wgpu::Buffer>,
 }
@@ -75,8 +75,8 @@ impl ExpertsShape {
     }
 
     /// Whether `matrices` are of this shape, and the kernels can do what they are for.
-    fn check(&self, matrices: &ExpertsMatrices<'_>) -> Result<(), GpuError> {
-        let mismatch = |why: String| Err(GpuError::Mismatch { what: "the experts' matrices".to_owned(), why });
+    fn check(&self, matrices: &ExpertsMatrices<'_>) -> Result<(), WgpuError> {
+        let mismatch = |why: String| Err(WgpuError::Mismatch { what: "the experts' matrices".to_owned(), why });
         for (name, matrix, rows, n_in) in
             [("up", matrices.up, self.up_rows(), self.n_embd), ("down", matrices.down, self.n_embd, self.n_ff)]
         {
@@ -93,7 +93,7 @@ impl ExpertsShape {
         }
         match self.activation {
             Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { .. } => Ok(()),
-            Activation::SparseGelu { .. } => Err(GpuError::UnsupportedPart { part: "experts with a sparse GELU" }),
+            Activation::SparseGelu { .. } => Err(WgpuError::UnsupportedPart { part: "experts with a sparse GELU" }),
         }
     }
 
@@ -152,13 +152,13 @@ const LEAST_TILE: u64 = 16;
 
 impl ExpertsScratch {
     /// Room for `n_tokens` tokens at experts of any of these `shapes`. Up to [`FEW_TOKENS`] it is for [`experts_matvec`] alone.
-    pub fn new(gpu: &GpuDevice, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, GpuError> {
+    pub fn new(gpu: &WgpuDevice, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, WgpuError> {
         Self::of(gpu, unit_bytes(gpu.features()), shapes, n_tokens)
     }
 
     /// As [`new`](Self::new) for [`experts_matmul`] with any number of tokens, and on a device without matrix units for loops that
     /// stand in for them.
-    pub fn for_loops(gpu: &GpuDevice, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, GpuError> {
+    pub fn for_loops(gpu: &WgpuDevice, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, WgpuError> {
         let unit = unit_bytes(gpu.features()).max(size_of::<f32>());
         Self::of(gpu, unit, shapes, n_tokens.max(FEW_TOKENS + 1))
     }
@@ -176,7 +176,7 @@ impl ExpertsScratch {
         bytes
     }
 
-    fn of(gpu: &GpuDevice, unit: usize, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, GpuError> {
+    fn of(gpu: &WgpuDevice, unit: usize, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, WgpuError> {
         let sizes = Sizes::of(shapes, n_tokens);
         let sorted = if n_tokens > FEW_TOKENS {
             Some(SortedScratch {

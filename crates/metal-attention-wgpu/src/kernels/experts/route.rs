@@ -4,9 +4,9 @@ use metal_attention_model::{Router, RouterScore};
 
 use super::ExpertsScratch;
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Most experts that a token goes to.
@@ -19,15 +19,15 @@ pub const MAX_EXPERTS: usize = 1024;
 /// `scratch`. `products` `[n_tokens, n_expert]`: what the router's matrix gave, with its bias; `choice_bias` `[n_expert]`: what
 /// is added for the choice; `expert_scale` `[n_expert]`: a factor on each expert's result, which goes into its weight.
 pub fn route(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     router: &Router,
     [n_expert, n_used]: [usize; 2],
     products: &wgpu::Buffer,
     choice_bias: Option<&wgpu::Buffer>,
     expert_scale: Option<&wgpu::Buffer>,
     scratch: &ExpertsScratch,
-) -> Result<Dispatch, GpuError> {
-    let mismatch = |why: String| Err(GpuError::Mismatch { what: "the choice of experts".to_owned(), why });
+) -> Result<Dispatch, WgpuError> {
+    let mismatch = |why: String| Err(WgpuError::Mismatch { what: "the choice of experts".to_owned(), why });
     if n_used == 0 || n_used > n_expert.min(MAX_USED_EXPERTS) || n_expert > MAX_EXPERTS {
         return mismatch(format!("{n_used} of {n_expert}, and the kernel finds {MAX_USED_EXPERTS} of {MAX_EXPERTS}"));
     }

@@ -3,7 +3,7 @@
 use metal_attention_gguf::TensorType;
 
 use super::{MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, Rows};
-use crate::matrix::{GpuMatrix, MatrixPart, Whole, type_info, type_name};
+use crate::matrix::{MatrixPart, WgpuMatrix, Whole, type_info, type_name};
 use crate::pso::PsoKey;
 use crate::shader::ShaderFeatures;
 
@@ -120,7 +120,7 @@ impl Product {
     }
 
     pub(super) fn new(
-        matrix: &GpuMatrix,
+        matrix: &WgpuMatrix,
         part: &MatrixPart,
         options: &MatvecOptions<'_>,
         token_tile: usize,

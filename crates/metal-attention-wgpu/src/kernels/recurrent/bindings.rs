@@ -2,9 +2,9 @@
 //! may be one or several: each is declared with the function that finds an element of it.
 
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 use crate::shader::Constant;
 
@@ -116,16 +116,16 @@ pub(super) fn key(file: &'static str, bindings: &Bindings, constants: Vec<(&'sta
 
 /// The kernel of `key` with `buffers`, in the order of `bindings`. Refuses elements beyond their rows.
 pub(super) fn dispatch(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     key: &PsoKey,
     bindings: &Bindings,
     buffers: &[&dyn Bind],
     grid: [Extent; 3],
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     assert_eq!(bindings.len(), buffers.len(), "a buffer for each binding of {}", key.name);
     if let Some((name, access)) = bindings.iter().find(|(_, access)| !access.fits()) {
         let why = format!("{name} of {access:?} reaches beyond its rows");
-        return Err(GpuError::Mismatch { what: format!("the buffers of {}", key.name), why });
+        return Err(WgpuError::Mismatch { what: format!("the buffers of {}", key.name), why });
     }
     let reaches = bindings.iter().map(|(_, access)| access.reach());
     let buffers: Vec<(&dyn Bind, Reach)> = buffers.iter().copied().zip(reaches).collect();

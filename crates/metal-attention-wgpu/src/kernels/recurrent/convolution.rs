@@ -2,9 +2,9 @@
 
 use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Tokens of an invocation.
@@ -81,14 +81,14 @@ impl ConvolutionShape {
 /// `out[t][c] = f(bias[c] + sum over j < width of taps[j][c] * x[t - (width - 1) + j][c])` for all tokens of the batch's first
 /// `runs` runs, each going on from its state. Widths are 1 to [`MAX_WIDTH`](ConvolutionShape::MAX_WIDTH).
 pub fn convolution(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &ConvolutionShape,
     b: &ConvolutionBuffers<'_>,
     runs: Extent,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     if !(1..=ConvolutionShape::MAX_WIDTH).contains(&of.width) || of.bias != b.bias.is_some() {
         let why = format!("{of:?} with{} a bias", if b.bias.is_some() { "" } else { "out" });
-        return Err(GpuError::Mismatch { what: "a convolution".into(), why });
+        return Err(WgpuError::Mismatch { what: "a convolution".into(), why });
     }
     let mut buffers = vec![b.segments, b.x, b.taps, b.out];
     buffers.extend((of.width > 1).then_some(b.states));

@@ -4,9 +4,9 @@
 use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
 use super::heads::{Head, Tile};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Which key head a value head reads, where there are fewer.
@@ -206,11 +206,11 @@ impl DeltaRuleShape {
         if step.is_some() { key.named("delta_rule_step") } else { key }
     }
 
-    fn check(&self) -> Result<(), GpuError> {
+    fn check(&self) -> Result<(), WgpuError> {
         let sizes = [self.n_head, self.n_key_head, self.key_dim, self.value_dim];
         if sizes.contains(&0) || !self.n_head.is_multiple_of(self.n_key_head) {
             let why = format!("{self:?}");
-            return Err(GpuError::Mismatch { what: "a delta rule".into(), why });
+            return Err(WgpuError::Mismatch { what: "a delta rule".into(), why });
         }
         Ok(())
     }
@@ -225,11 +225,11 @@ impl DeltaRuleBuffers<'_> {
 /// For each head of all tokens of the batch's first `runs` runs, with key `k`, query `q`, value `v`, `g = exp(a softplus(decay +
 /// decay_bias))` and `beta` after its sigmoid: `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`.
 pub fn delta_rule(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &DeltaRuleShape,
     b: &DeltaRuleBuffers<'_>,
     runs: Extent,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     of.check()?;
     let tile = of.head().scan();
     let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
@@ -239,19 +239,19 @@ pub fn delta_rule(
 /// All between a layer's matrix products at once, for runs of few tokens: the convolution of `x` with SiLU, the [`delta_rule`] of
 /// what comes of it, and of each head's result an RMS norm times its gate. `None` where a head is too large for a workgroup.
 pub fn delta_rule_step(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &DeltaRuleShape,
     step: &DeltaRuleStep,
     b: &DeltaRuleBuffers<'_>,
     with: &DeltaRuleStepBuffers<'_>,
     runs: Extent,
-) -> Result<Option<Dispatch>, GpuError> {
+) -> Result<Option<Dispatch>, WgpuError> {
     of.check()?;
     let kept = step.width.saturating_sub(1).saturating_mul(of.channels());
     let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > of.states.stride);
     if step.width == 0 || beyond || step.bias != with.bias.is_some() {
         let why = format!("{step:?} for slots of {} elements", of.states.stride);
-        return Err(GpuError::Mismatch { what: "a step of a delta rule".into(), why });
+        return Err(WgpuError::Mismatch { what: "a step of a delta rule".into(), why });
     }
     let own = (step.width - 1) * (2 * of.key_dim + of.value_dim);
     let Some(tile) = of.head().whole_on(gpu, own, 1) else { return Ok(None) };

@@ -5,9 +5,9 @@ use metal_attention_model::NormKind;
 use super::OutputGate;
 use super::bindings::{self, Access, Bindings, RowsAt};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// What [`group_norm`] computes.
@@ -85,9 +85,9 @@ impl GroupNormShape {
 }
 
 /// `out[t][g] = norm(x[t][g]) * weight + bias`, times the gate.
-pub fn group_norm(gpu: &GpuDevice, of: &GroupNormShape, b: &GroupNormBuffers<'_>) -> Result<Dispatch, GpuError> {
+pub fn group_norm(gpu: &WgpuDevice, of: &GroupNormShape, b: &GroupNormBuffers<'_>) -> Result<Dispatch, WgpuError> {
     if of.bias != b.bias.is_some() || of.gate.is_some() != b.gate.is_some() {
-        return Err(GpuError::Mismatch { what: "a norm of groups".into(), why: format!("{of:?} with {b:?}") });
+        return Err(WgpuError::Mismatch { what: "a norm of groups".into(), why: format!("{of:?} with {b:?}") });
     }
     let mut buffers = vec![b.x, b.weight, b.out];
     buffers.extend(b.bias);

@@ -1,6 +1,6 @@
 //! How the recurrences with a matrix a head are cut for workgroups.
 
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::shader::Constant;
 
 /// Bytes of workgroup memory that the vectors of a block of tokens may take up.
@@ -74,7 +74,7 @@ impl Head {
 
     /// All columns on `gpu`, with up to `most_block` tokens at once and so many other floats in workgroup memory; `None` where
     /// they are too many for a workgroup.
-    pub(super) fn whole_on(&self, gpu: &GpuDevice, kept: usize, most_block: usize) -> Option<Tile> {
+    pub(super) fn whole_on(&self, gpu: &WgpuDevice, kept: usize, most_block: usize) -> Option<Tile> {
         let limits = gpu.wgpu().limits();
         let threads = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
         self.whole(kept, most_block, threads as usize, limits.max_compute_workgroup_storage_size as usize)

@@ -2,9 +2,9 @@
 
 use super::bindings::RowsAt;
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent, Reach};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Channels of a workgroup, and invocations that share each.
@@ -83,16 +83,16 @@ impl LowRankShape {
 /// `y[t][p] = up_p squash_p(x[t][p])` for each part `p`: `x` `[n_tokens, n_in]`, `y` `[n_tokens, n_parts, width]`, `up` the
 /// matrices of all parts with a row for each element of `x`, F32 `[n_in, width]`. `one`: made for a token by itself.
 pub fn low_rank(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &LowRankShape,
     one: bool,
     x: &wgpu::Buffer,
     up: &dyn Bind,
     y: &wgpu::Buffer,
     batch: &wgpu::Buffer,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     if !(1..=MAX_LOW_RANK_PARTS).contains(&of.parts.len()) {
-        return Err(GpuError::Mismatch { what: "a low-rank product".into(), why: format!("{of:?}") });
+        return Err(WgpuError::Mismatch { what: "a low-rank product".into(), why: format!("{of:?}") });
     }
     let tokens = if one { 1 } else { TOKENS };
     let (n_in, n_out) = (of.n_in(), of.n_out());

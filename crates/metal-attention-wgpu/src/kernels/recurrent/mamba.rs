@@ -3,9 +3,9 @@
 use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
 use super::heads::Head;
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// What [`mamba`] computes.
@@ -95,9 +95,9 @@ impl MambaShape {
 
 /// For each channel of all tokens of the batch's first `runs` runs, with `dt` after its bias and softplus:
 /// `h[s] = exp(dt A[s]) h[s] + dt B[s] x; out = (sum over s of C[s] h[s] + D x) SiLU(gate)`.
-pub fn mamba(gpu: &GpuDevice, of: &MambaShape, b: &MambaBuffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
+pub fn mamba(gpu: &WgpuDevice, of: &MambaShape, b: &MambaBuffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
     if of.channels == 0 || of.d_state == 0 || of.gate.is_some() != b.gate.is_some() {
-        return Err(GpuError::Mismatch { what: "a Mamba layer".into(), why: format!("{of:?}") });
+        return Err(WgpuError::Mismatch { what: "a Mamba layer".into(), why: format!("{of:?}") });
     }
     let mut buffers = vec![b.segments, b.x, b.dt, b.b, b.c, b.dt_bias, b.a, b.d, b.states, b.out];
     buffers.extend(b.gate);

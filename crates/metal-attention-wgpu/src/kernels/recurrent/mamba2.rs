@@ -3,9 +3,9 @@
 use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
 use super::heads::{Head, Tile};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// What [`mamba2`] computes.
@@ -151,11 +151,11 @@ impl Mamba2Shape {
         if step.is_some() { key.named("mamba2_step") } else { key }
     }
 
-    fn check(&self, b: &Mamba2Buffers<'_>) -> Result<(), GpuError> {
+    fn check(&self, b: &Mamba2Buffers<'_>) -> Result<(), WgpuError> {
         let sizes = [self.n_head, self.n_group, self.d_state, self.head_dim];
         let there = self.gate.is_some() == b.gate.is_some() && self.bc.is_some() == b.bc.is_some();
         if sizes.contains(&0) || !self.n_head.is_multiple_of(self.n_group) || !there {
-            return Err(GpuError::Mismatch { what: "a Mamba-2 layer".into(), why: format!("{self:?}") });
+            return Err(WgpuError::Mismatch { what: "a Mamba-2 layer".into(), why: format!("{self:?}") });
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ impl<'a> Mamba2Buffers<'a> {
 
 /// For each head of all tokens of the batch's first `runs` runs, with `dt` after its bias and softplus:
 /// `S = exp(dt A) S + dt B^T x; out = (C S + D x) SiLU(gate)`.
-pub fn mamba2(gpu: &GpuDevice, of: &Mamba2Shape, b: &Mamba2Buffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
+pub fn mamba2(gpu: &WgpuDevice, of: &Mamba2Shape, b: &Mamba2Buffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
     of.check(b)?;
     let tile = of.head().scan();
     let columns = Extent::Fixed((of.n_head * of.head_dim.div_ceil(tile.columns)) as u32);
@@ -182,19 +182,19 @@ pub fn mamba2(gpu: &GpuDevice, of: &Mamba2Shape, b: &Mamba2Buffers<'_>, runs: Ex
 /// The convolution of `x` with SiLU and the [`mamba2`] of what comes of it at once, for runs of few tokens. `None` where a head is
 /// too large for a workgroup.
 pub fn mamba2_step(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &Mamba2Shape,
     step: &Mamba2Step,
     b: &Mamba2Buffers<'_>,
     with: &Mamba2StepBuffers<'_>,
     runs: Extent,
-) -> Result<Option<Dispatch>, GpuError> {
+) -> Result<Option<Dispatch>, WgpuError> {
     of.check(b)?;
     let kept = step.width.saturating_sub(1).saturating_mul(of.channels());
     let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > of.states.stride);
     if step.width == 0 || beyond || step.bias != with.bias.is_some() || of.bc.is_some() {
         let why = format!("{step:?} for slots of {} elements", of.states.stride);
-        return Err(GpuError::Mismatch { what: "a step of a Mamba-2 layer".into(), why });
+        return Err(WgpuError::Mismatch { what: "a step of a Mamba-2 layer".into(), why });
     }
     let own = (step.width - 1) * (2 * of.d_state + of.head_dim);
     let Some(tile) = of.head().whole_on(gpu, own, 1) else { return Ok(None) };

@@ -3,9 +3,9 @@
 use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
 use super::heads::{Head, MOST_BLOCK, Tile};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// What [`rwkv6`] computes. For [`rwkv6_mix`] `decay` is what the layer's matrices give.
@@ -129,9 +129,9 @@ impl Rwkv6Shape {
         if mix.is_some() { key.named("rwkv6_mix") } else { key }
     }
 
-    fn check(&self) -> Result<(), GpuError> {
+    fn check(&self) -> Result<(), WgpuError> {
         if [self.n_head, self.key_dim, self.value_dim].contains(&0) {
-            return Err(GpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{self:?}") });
+            return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{self:?}") });
         }
         Ok(())
     }
@@ -162,10 +162,10 @@ impl<'a> Rwkv6Buffers<'a> {
 }
 
 /// For each head of all tokens of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
-pub fn rwkv6(gpu: &GpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
+pub fn rwkv6(gpu: &WgpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
     of.check()?;
     if b.bonus.is_none() {
-        return Err(GpuError::Mismatch { what: "an RWKV-6 layer".into(), why: "it has no bonus".into() });
+        return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: "it has no bonus".into() });
     }
     let tile = of.head().scan();
     let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
@@ -176,18 +176,18 @@ pub fn rwkv6(gpu: &GpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Exten
 /// `decay`, then a layer norm of each head times SiLU of the gate; or gated linear attention ([`Rwkv6Output`]). `None` where a head
 /// is too large for a workgroup.
 pub fn rwkv6_mix(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &Rwkv6Shape,
     mix: &Rwkv6Mix,
     b: &Rwkv6Buffers<'_>,
     with: &Rwkv6MixBuffers<'_>,
     runs: Extent,
-) -> Result<Option<Dispatch>, GpuError> {
+) -> Result<Option<Dispatch>, WgpuError> {
     of.check()?;
     let linear = linear_share(Some(mix));
     let shared = linear.is_none_or(|share| of.n_head.is_multiple_of(share));
     if !shared || b.bonus.is_some() == linear.is_some() || with.norm.is_some() == linear.is_some() {
-        return Err(GpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{of:?}, {mix:?}") });
+        return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{of:?}, {mix:?}") });
     }
     let Some(tile) = of.head().whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
     let mut buffers = b.all();

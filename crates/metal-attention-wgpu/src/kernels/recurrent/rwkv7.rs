@@ -3,9 +3,9 @@
 use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
 use super::heads::{Head, MOST_BLOCK, Tile};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// What [`rwkv7`] computes. For [`rwkv7_mix`] `decay`, `k`, `v` and `a` are what the layer's matrices give, and `b` is not read.
@@ -124,16 +124,16 @@ impl Rwkv7Shape {
         if mix.is_some() { key.named("rwkv7_mix") } else { key }
     }
 
-    fn check(&self) -> Result<(), GpuError> {
+    fn check(&self) -> Result<(), WgpuError> {
         if [self.n_head, self.key_dim, self.value_dim].contains(&0) {
-            return Err(GpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{self:?}") });
+            return Err(WgpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{self:?}") });
         }
         Ok(())
     }
 }
 
 /// For each head of all tokens of the batch's first `runs` runs: `S = diag(decay) S + b^T (a S) + k^T v; out = r S`.
-pub fn rwkv7(gpu: &GpuDevice, of: &Rwkv7Shape, b: &Rwkv7Buffers<'_>, runs: Extent) -> Result<Dispatch, GpuError> {
+pub fn rwkv7(gpu: &WgpuDevice, of: &Rwkv7Shape, b: &Rwkv7Buffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
     of.check()?;
     let tile = of.head(false).scan();
     let buffers = [b.segments, b.r, b.decay, b.k, b.v, b.a, b.states, b.out, b.b];
@@ -146,17 +146,17 @@ pub fn rwkv7(gpu: &GpuDevice, of: &Rwkv7Shape, b: &Rwkv7Buffers<'_>, runs: Exten
 /// `v + (first - v) sigmoid(mix + v0)` for `v`; then a layer norm of each head, `+ (r . k r_k) v`, and the gate. `None` where a
 /// head is too large for a workgroup.
 pub fn rwkv7_mix(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &Rwkv7Shape,
     mix: &Rwkv7Mix,
     b: &Rwkv7Buffers<'_>,
     with: &Rwkv7MixBuffers<'_>,
     runs: Extent,
-) -> Result<Option<Dispatch>, GpuError> {
+) -> Result<Option<Dispatch>, WgpuError> {
     of.check()?;
     let fits = mix.residual.is_some() == with.residual.is_some() && mix.gate.is_some() == with.gate.is_some();
     if of.key_dim != of.value_dim || !fits {
-        return Err(GpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{of:?}, {mix:?}") });
+        return Err(WgpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{of:?}, {mix:?}") });
     }
     let Some(tile) = of.head(true).whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
     let mut buffers = vec![b.segments, b.r, b.decay, b.k, b.v, b.a, b.states, b.out, with.weights];

@@ -2,9 +2,9 @@
 
 use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
 use crate::arena::Bind;
-use crate::device::GpuDevice;
+use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, Extent};
-use crate::error::GpuError;
+use crate::error::WgpuError;
 use crate::pso::PsoKey;
 
 /// Tokens of an invocation.
@@ -78,15 +78,15 @@ impl TokenShiftShape {
 /// `out_j[t] = x[t] + (x[t - 1] - x[t]) * (mu[j] + mu_of_tokens[t][j])` for all tokens of the batch's first `runs` runs, each going
 /// on from its state.
 pub fn token_shift(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     of: &TokenShiftShape,
     b: &TokenShiftBuffers<'_>,
     runs: Extent,
-) -> Result<Dispatch, GpuError> {
+) -> Result<Dispatch, WgpuError> {
     let fits = b.out.len() == of.n_out && of.mu_of_tokens.is_some() == b.mu_of_tokens.is_some();
     if !fits || !(1..=OUT.len()).contains(&of.n_out) {
         let why = format!("{of:?} with {} results", b.out.len());
-        return Err(GpuError::Mismatch { what: "a token shift".into(), why });
+        return Err(WgpuError::Mismatch { what: "a token shift".into(), why });
     }
     let mut buffers = vec![b.segments, b.x, b.mu, b.states];
     buffers.extend(b.mu_of_tokens);

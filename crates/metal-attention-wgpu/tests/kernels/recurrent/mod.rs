@@ -11,7 +11,7 @@ mod token_shift;
 use crate::support::{nmse, random};
 use metal_attention_model::Segment;
 use metal_attention_wgpu::kernels::{RowsAt, StatesAt, segment_words};
-use metal_attention_wgpu::{GpuDevice, wgpu};
+use metal_attention_wgpu::{WgpuDevice, wgpu};
 
 /// Slots of the states in tests.
 pub const N_SLOTS: usize = 9;
@@ -50,7 +50,7 @@ pub fn n_tokens(segments: &[Segment]) -> usize {
 }
 
 /// The words of `segments`, in a buffer with room for as many segments as tokens.
-pub fn words_of(gpu: &GpuDevice, segments: &[Segment]) -> wgpu::Buffer {
+pub fn words_of(gpu: &WgpuDevice, segments: &[Segment]) -> wgpu::Buffer {
     let buffer = gpu.buffer("segments", 16 * (1 + 2 * n_tokens(segments)) as u64).unwrap();
     gpu.write(&buffer, &segment_words(segments, N_SLOTS));
     buffer
@@ -92,7 +92,7 @@ pub type Twin<'a> = dyn Fn(usize, usize, &mut Vec<f64>) -> Vec<f64> + 'a;
 /// wrote to other slots, or between what kernels write.
 #[allow(clippy::too_many_arguments)]
 pub fn check(
-    gpu: &GpuDevice,
+    gpu: &WgpuDevice,
     what: &str,
     segments: &[Segment],
     out: (&wgpu::Buffer, RowsAt, usize),

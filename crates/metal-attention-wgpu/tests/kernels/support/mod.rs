@@ -6,17 +6,17 @@ pub mod matrices;
 use std::sync::{Mutex, PoisonError};
 
 use metal_attention_model::{BatchToken, PAGE};
-use metal_attention_wgpu::{BatchBuffer, Dispatch, GpuDevice, GpuError, GpuOptions, StepSize, batch_words, wgpu};
+use metal_attention_wgpu::{BatchBuffer, Dispatch, StepSize, WgpuDevice, WgpuError, WgpuOptions, batch_words, wgpu};
 
 /// The GPU under test; `None`, with a message, on a machine that has none. In CI a missing device is a failure.
-pub fn gpu() -> Option<&'static GpuDevice> {
+pub fn gpu() -> Option<&'static WgpuDevice> {
     variants().first()
 }
 
-pub fn open(options: &GpuOptions) -> Option<GpuDevice> {
-    match GpuDevice::open(options) {
+pub fn open(options: &WgpuOptions) -> Option<WgpuDevice> {
+    match WgpuDevice::open(options) {
         Ok(gpu) => Some(gpu),
-        Err(GpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
+        Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
             eprintln!("skipped: this machine has no GPU");
             None
         }
@@ -28,34 +28,34 @@ pub fn open(options: &GpuOptions) -> Option<GpuDevice> {
 /// units. None on a machine without a GPU.
 ///
 /// Tests that run side by side have devices of their own: a software GPU runs what comes to one device in turn.
-pub fn variants() -> &'static [GpuDevice] {
+pub fn variants() -> &'static [WgpuDevice] {
     thread_local!(static MINE: Lent = Lent::new());
     MINE.with(|lent| lent.0)
 }
 
 /// A device whose kernels know of subgroups that they have four lanes or more.
-pub fn of_any_subgroups() -> GpuDevice {
-    open(&GpuOptions { checked: true, least_subgroup: Some(4), ..Default::default() })
+pub fn of_any_subgroups() -> WgpuDevice {
+    open(&WgpuOptions { checked: true, least_subgroup: Some(4), ..Default::default() })
         .expect("the device of `variants`")
 }
 
 /// Devices that a thread has, and gives back when it ends.
-struct Lent(&'static [GpuDevice]);
+struct Lent(&'static [WgpuDevice]);
 
 /// Devices that no thread has.
-static FREE: Mutex<Vec<&'static [GpuDevice]>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<&'static [WgpuDevice]>> = Mutex::new(Vec::new());
 
 impl Lent {
     fn new() -> Self {
         let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Self(free.unwrap_or_else(|| {
-            let all = GpuOptions { checked: true, ..Default::default() };
+            let all = WgpuOptions { checked: true, ..Default::default() };
             let ways = [
                 all.clone(),
-                GpuOptions { cooperative_matrices: false, ..all.clone() },
-                GpuOptions { subgroups: false, f16: false, ..all },
+                WgpuOptions { cooperative_matrices: false, ..all.clone() },
+                WgpuOptions { subgroups: false, f16: false, ..all },
             ];
-            let mut devices: Vec<GpuDevice> = ways.iter().map_while(open).collect();
+            let mut devices: Vec<WgpuDevice> = ways.iter().map_while(open).collect();
             // Without matrix units the first two are the same.
             devices.dedup_by_key(|gpu| gpu.features());
             devices.leak()
@@ -83,7 +83,7 @@ pub fn random(seed: u64, n: usize) -> Vec<f32> {
 }
 
 /// A batch buffer of `n` tokens of sequence 0 from position `start`; logits of all are wanted.
-pub fn batch(gpu: &GpuDevice, n: usize, start: usize) -> wgpu::Buffer {
+pub fn batch(gpu: &WgpuDevice, n: usize, start: usize) -> wgpu::Buffer {
     let tokens: Vec<_> = (0..n).map(|i| BatchToken { id: i as u32, seq: 0, pos: start + i, logits: true }).collect();
     gpu.upload("batch", &batch_words(&tokens)).unwrap()
 }
@@ -102,7 +102,7 @@ pub const GROUP: usize = 1;
 
 /// A batch of `tokens` of sequences of at most `n_ctx` positions, which have these `pages` for layers of [`GROUP`] and others
 /// for the layers of a group before.
-pub fn batch_with_pages(gpu: &GpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
+pub fn batch_with_pages(gpu: &WgpuDevice, tokens: &[BatchToken], n_ctx: usize, pages: &[Vec<u32>]) -> BatchBuffer {
     let n_pages = pages.iter().flatten().map(|&page| page as usize + 1).max().unwrap_or(0);
     let mut batch = BatchBuffer::new(gpu, tokens.len(), pages.len(), n_ctx, &[n_pages; GROUP + 1]).unwrap();
     batch.write_tokens(gpu, tokens);
@@ -115,11 +115,11 @@ pub fn batch_with_pages(gpu: &GpuDevice, tokens: &[BatchToken], n_ctx: usize, pa
 }
 
 /// Runs `dispatches` for a batch of `n` tokens, all wanted.
-pub fn run(gpu: &GpuDevice, dispatches: &[Dispatch], n: usize) {
+pub fn run(gpu: &WgpuDevice, dispatches: &[Dispatch], n: usize) {
     run_sized(gpu, dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: n as u32, n_splits: 1 });
 }
 
-pub fn run_sized(gpu: &GpuDevice, dispatches: &[Dispatch], size: StepSize) {
+pub fn run_sized(gpu: &WgpuDevice, dispatches: &[Dispatch], size: StepSize) {
     let mut encoder = gpu.encoder();
     {
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
@@ -132,7 +132,7 @@ pub fn run_sized(gpu: &GpuDevice, dispatches: &[Dispatch], size: StepSize) {
 }
 
 /// A buffer full of NaN, so that an element that nobody wrote is seen.
-pub fn poisoned(gpu: &GpuDevice, n: usize) -> wgpu::Buffer {
+pub fn poisoned(gpu: &WgpuDevice, n: usize) -> wgpu::Buffer {
     gpu.upload("result", &vec![f32::NAN; n]).unwrap()
 }
 

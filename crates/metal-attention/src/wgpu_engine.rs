@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use metal_attention_model::ForwardPass;
-use metal_attention_wgpu::{AdapterChoice, GpuDevice, GpuError, GpuForwardPass, GpuForwardPassOptions, GpuOptions};
+use metal_attention_wgpu::{
+    AdapterChoice, WgpuDevice, WgpuError, WgpuForwardPass, WgpuForwardPassOptions, WgpuOptions,
+};
 
 use crate::engine::{mib, room};
 use crate::{EngineOptions, Model};
@@ -13,19 +15,19 @@ pub(crate) fn forward_pass(
     model: &Model,
     options: &EngineOptions,
     adapter: AdapterChoice,
-) -> Result<GpuForwardPass, GpuError> {
+) -> Result<WgpuForwardPass, WgpuError> {
     let watch = options.watch.clone();
-    let gpu = Arc::new(GpuDevice::open(&GpuOptions { adapter, watch, ..Default::default() })?);
+    let gpu = Arc::new(WgpuDevice::open(&WgpuOptions { adapter, watch, ..Default::default() })?);
     // A tenth is for whatever else is on the GPU.
     let free = gpu.summary().memory.map(|memory| memory - memory / 10);
     let sized = options.sized(model.spec(), free, model.gguf().tensor_bytes());
     let set_up = |options: &EngineOptions| {
         let options = pass_options(options, options.n_ctx_of(model));
-        GpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
+        WgpuForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options)
     };
     let pass = match set_up(&sized) {
         // Others may hold more of the memory, or a buffer may not be as large as that.
-        Err(GpuError::OutOfMemory { .. } | GpuError::TooLarge { .. } | GpuError::ModelTooLarge { .. })
+        Err(WgpuError::OutOfMemory { .. } | WgpuError::TooLarge { .. } | WgpuError::ModelTooLarge { .. })
             if sized != *options =>
         {
             set_up(options)?
@@ -37,8 +39,8 @@ pub(crate) fn forward_pass(
 }
 
 /// Sets `model` up on a GPU that is no software and has room for it. An error says why there is none.
-pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<GpuForwardPass, GpuError> {
-    GpuForwardPass::supports(model.spec())?;
+pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<WgpuForwardPass, WgpuError> {
+    WgpuForwardPass::supports(model.spec())?;
     // No GPU binds more; where a binding can be smaller, less is held at once.
     let max_binding = u64::from(u32::MAX);
     let needed =
@@ -48,9 +50,9 @@ pub(crate) fn auto(model: &Model, options: &EngineOptions) -> Result<GpuForwardP
     Ok(pass)
 }
 
-fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions {
-    let defaults = GpuForwardPassOptions::default();
-    GpuForwardPassOptions {
+fn pass_options(options: &EngineOptions, n_ctx: usize) -> WgpuForwardPassOptions {
+    let defaults = WgpuForwardPassOptions::default();
+    WgpuForwardPassOptions {
         n_ctx,
         n_seq: options.n_seq,
         n_cache: options.n_cache,
@@ -65,7 +67,7 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> GpuForwardPassOptions 
 }
 
 /// Logs what runs the model and the memory it takes.
-fn log(pass: &GpuForwardPass) {
+fn log(pass: &WgpuForwardPass) {
     let (gpu, memory) = (pass.gpu(), pass.memory_use());
     let summary = gpu.summary();
     tracing::info!("device: GPU, {} ({}, driver {})", summary.name, summary.backend, summary.driver);
