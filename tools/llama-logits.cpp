@@ -1,7 +1,7 @@
-// The logits of a text's last token, or the text's embedding, as llama.cpp computes them in floats: one number a line.
-// tools/reference-logits compiles and runs it.
+// llama.cpp's logits of all tokens of a prompt, [n_tokens, n_vocab], or the prompt's embedding, [n_embd], computed in floats:
+// 32-bit floats in the file OUT. tools/reference-logits and tools/reference-models compile and run it.
 //
-//     llama-logits FILE ID,ID,... logits|embedding
+//     llama-logits FILE ID,ID,... logits|embedding OUT
 
 #include "llama.h"
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 int main(int argc, char ** argv) {
-    if (argc != 4) {
+    if (argc != 5) {
         return 2;
     }
     llama_log_set([](ggml_log_level level, const char * text, void *) {
@@ -20,6 +20,7 @@ int main(int argc, char ** argv) {
     llama_backend_init();
     auto model_params = llama_model_default_params();
     model_params.n_gpu_layers = 0;
+    model_params.use_extra_bufts = false;
     llama_model * model = llama_model_load_from_file(argv[1], model_params);
     if (!model) {
         return 1;
@@ -45,17 +46,21 @@ int main(int argc, char ** argv) {
         batch.pos[i] = i;
         batch.n_seq_id[i] = 1;
         batch.seq_id[i][0] = 0;
-        batch.logits[i] = embedding || i + 1 == ids.size();
+        batch.logits[i] = true;
     }
     if (llama_decode(context, batch)) {
         return 1;
     }
-    const int n = embedding ? llama_model_n_embd(model) : llama_vocab_n_tokens(llama_model_get_vocab(model));
-    const float * values = embedding ? llama_get_embeddings_seq(context, 0) : llama_get_logits_ith(context, -1);
-    if (!values) {
+    FILE * out = fopen(argv[4], "wb");
+    if (!out) {
         return 1;
     }
-    for (int i = 0; i < n; i++) {
-        printf("%.9g\n", values[i]);
+    const size_t n = embedding ? llama_model_n_embd(model) : llama_vocab_n_tokens(llama_model_get_vocab(model));
+    for (size_t row = 0; row < (embedding ? 1 : ids.size()); row++) {
+        const float * values = embedding ? llama_get_embeddings_seq(context, 0) : llama_get_logits_ith(context, row);
+        if (!values || fwrite(values, sizeof(float), n, out) != n) {
+            return 1;
+        }
     }
+    return fclose(out) ? 1 : 0;
 }

@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p metal-attention-gguf --example write_fuzz_seeds fuzz/seeds/gguf`
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/gguf/support/mod.rs"]
 mod support;
 
 use std::path::PathBuf;

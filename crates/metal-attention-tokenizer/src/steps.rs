@@ -5,13 +5,8 @@ use std::cell::Cell;
 
 use metal_attention_gguf::{GgufFile, Metadata, StringArray};
 
-use packed::tokenizer_data;
-
 use crate::pre::PRE_TOKENIZERS;
 use crate::{EncodeOptions, Tokenizer, TokenizerError, TokenizerOptions, rules};
-
-#[path = "../../../tests/common/vocabularies.rs"]
-mod packed;
 
 thread_local! {
     static STEPS: Cell<u64> = const { Cell::new(0) };
@@ -124,7 +119,8 @@ fn a_byte_of_text_takes_no_more_steps_than_a_token_has_bytes() {
 #[test]
 fn real_vocabularies_take_few_steps_a_byte() {
     for name in ["gpt-2", "llama-bpe", "llama-spm", "gemma-4", "nomic-bert-moe", "bert-bge", "rwkv"] {
-        let file = GgufFile::from_bytes(&tokenizer_data(&format!("{name}-cut.gguf"))).unwrap();
+        let file =
+            GgufFile::from_bytes(&metal_attention_testing::vocabulary::bytes(&format!("{name}-cut.gguf"))).unwrap();
         let tokenizer = Tokenizer::from_metadata(file.metadata(), &TokenizerOptions::default()).unwrap();
         for unit in ["a", " ", "7", "\n", "\u{4e2d}", "\u{1f600}", "!", "<", "\u{2581}", "<s>", "\u{e9}", "a "] {
             let text = unit.repeat(100_000 / unit.len());

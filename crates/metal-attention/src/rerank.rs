@@ -175,19 +175,17 @@ fn encode_template(tokenizer: &Tokenizer, parts: &[Part], query: &str, document:
 }
 
 #[cfg(test)]
-#[path = "../../../tests/common/vocabularies.rs"]
-mod packed;
-
-#[cfg(test)]
 mod tests {
     use metal_attention_gguf::{Array, GgufFile, Metadata, Value};
     use metal_attention_tokenizer::TokenizerOptions;
 
-    use super::packed::tokenizer_data;
     use super::*;
 
     fn vocabulary(name: &str) -> Metadata {
-        GgufFile::from_bytes(&tokenizer_data(&format!("{name}-cut.gguf"))).unwrap().metadata().clone()
+        GgufFile::from_bytes(&metal_attention_testing::vocabulary::bytes(&format!("{name}-cut.gguf")))
+            .unwrap()
+            .metadata()
+            .clone()
     }
 
     fn reranker(metadata: &Metadata, template: Option<&str>) -> Result<Reranker, RerankError> {

@@ -35,6 +35,15 @@ def nmse(got: npt.ArrayLike, want: npt.ArrayLike) -> float:
 
 
 @pytest.fixture(scope="session")
+def generated_models(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with the small models that the engine's tests generate from seeds."""
+    folder = tmp_path_factory.mktemp("models")
+    example = ["cargo", "run", "-q", "-p", "metal-attention-testing", "--example", "write_models", "--"]
+    subprocess.run([*example, str(folder), "architectures", "more-architectures"], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def llm() -> LLM:
     """The built-in model on the CPU."""
     return LLM(device="cpu", n_parallel=4)

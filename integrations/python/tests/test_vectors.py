@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import lzma
 import pathlib
-import tarfile
 from collections.abc import Callable
 
 import gguf
 import numpy as np
 import pytest
-from conftest import REFERENCE, ROOT, nmse, reference
+from conftest import ROOT, nmse, reference
 
 from metal_attention import LLM, ModelError, PromptError
 
@@ -31,26 +30,19 @@ def test_logits_are_the_references(exact: LLM) -> None:
         exact.logits([5] * 600)
 
 
-def test_logits_of_other_architectures_are_the_references(tmp_path: pathlib.Path) -> None:
+def test_logits_of_other_architectures_are_the_references(generated_models: pathlib.Path) -> None:
     data = reference("architectures.json")
-    with tarfile.open(REFERENCE / "architectures.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
     for name, case in data["models"].items():
-        llm = LLM(tmp_path / "architectures" / name, device="cpu", n_parallel=1, exact=True, cache_type="f32")
+        llm = LLM(generated_models / "architectures" / name, device="cpu", n_parallel=1, exact=True, cache_type="f32")
         logits = llm.logits(data["tokens"])
         assert nmse(logits[-1], case["logits_last"]) <= 1e-6, name
         assert list(logits.argmax(1)) == case["argmax_all"], name
 
 
-def test_embeddings_are_the_references(tmp_path: pathlib.Path) -> None:
+def test_embeddings_are_the_references(generated_models: pathlib.Path) -> None:
     data = reference("more-architectures.json")
-    with tarfile.open(REFERENCE / "more-architectures.tar.xz") as tar:
-        for name in ("qwen3-embed.gguf", "bert.gguf"):
-            member = tar.extractfile(f"more-architectures/{name}")
-            assert member is not None
-            (tmp_path / name).write_bytes(member.read())
     for name in ("qwen3-embed.gguf", "bert.gguf"):
-        llm = LLM(tmp_path / name, device="cpu", n_parallel=2, exact=True, cache_type="f32")
+        llm = LLM(generated_models / "more-architectures" / name, device="cpu", n_parallel=2, exact=True, cache_type="f32")
         want = np.asarray(data["models"][name]["embedding"])
         outputs = llm.embed([data["tokens"], data["tokens"][:20]], use_tqdm=False)
         got = np.asarray(outputs[0].outputs.embedding)

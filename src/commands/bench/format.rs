@@ -202,5 +202,4 @@ fn rate(x: f64) -> String {
 }
 
 #[cfg(test)]
-#[path = "format_tests.rs"]
 mod tests;

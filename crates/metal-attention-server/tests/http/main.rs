@@ -4,11 +4,7 @@ mod abuse;
 mod client;
 mod context_shift;
 mod defects;
-#[path = "../../../../tests/common/encoder.rs"]
-mod encoder;
 mod llama_cpp;
-#[path = "../../../metal-attention-mcp/tests/common/mod.rs"]
-mod mcp_server;
 mod messages;
 mod no_numbers;
 mod ollama;
@@ -19,7 +15,7 @@ mod responses;
 mod several;
 mod slot_files;
 mod stored;
-#[path = "../../../metal-attention/tests/scheduler/support.rs"]
+#[path = "../../../metal-attention/tests/engine/scheduler/support.rs"]
 mod support;
 mod tools;
 mod turns;

@@ -9,9 +9,9 @@ use metal_attention_server::http::HttpOptions;
 use serde_json::{Value, json};
 
 use crate::client::{Server, load_model};
-use crate::encoder::{N_CTX, N_EMBD, encoder};
 use crate::watching::held_up_with;
 use crate::{chat, completion, server};
+use metal_attention_testing::encoder::{N_CTX, N_EMBD, encoder};
 
 const QUERY: &str = "the moon";
 const DOCUMENTS: [&str; 4] = ["of the sun", "it is far", "", "the moon is far from the sun"];

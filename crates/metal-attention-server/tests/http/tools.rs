@@ -9,8 +9,8 @@ use metal_attention_server::http::{HttpOptions, Keys, PageTools};
 use serde_json::{Value, json};
 
 use super::client::{Answer, Server};
-use super::mcp_server::HttpServer;
 use super::{chat, server};
+use metal_attention_testing::http_server::HttpServer;
 
 fn options(name: &str, url: String) -> ServerOptions {
     ServerOptions {

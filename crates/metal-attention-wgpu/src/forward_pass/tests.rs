@@ -1,8 +1,5 @@
 //! What happens when workgroups that should run side by side do not.
 
-#[path = "../../../../tests/common/archives.rs"]
-mod archives;
-
 use crate::{WgpuForwardPassOptions, WgpuOptions};
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{Weights, argmax};
@@ -14,7 +11,7 @@ fn start(gpu: &Arc<WgpuDevice>, groups: usize) -> WgpuForwardPass {
 }
 
 fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
-    let file = GgufFile::from_bytes(&archives::architectures()["llama-mha.gguf"]).unwrap();
+    let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["llama-mha.gguf"]).unwrap();
     let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
     let weights = Weights::load(&file, &spec).unwrap();
     WgpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()

@@ -632,5 +632,4 @@ fn no_room(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
 }
 
 #[cfg(test)]
-#[path = "residency_tests.rs"]
 mod tests;

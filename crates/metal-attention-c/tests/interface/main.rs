@@ -1,0 +1,6 @@
+//! The C interface, called from Rust and from C.
+
+mod chat;
+mod example;
+mod header;
+mod misuse;

@@ -1,0 +1,164 @@
+//! Cancelled work: it ends in the middle of a micro-batch, and leaves everything as it was.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::support::{batch, bits, start};
+use metal_attention_cpu::{CpuError, CpuForwardPass, CpuOptions};
+use metal_attention_gguf::GgufFile;
+use metal_attention_model::{ForwardError, ForwardPass, PAGE, Watch};
+
+fn open(path: &str) -> GgufFile {
+    GgufFile::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)).expect("the model")
+}
+
+/// Every token's logits are wanted, and evaluation is side by side where it can be.
+fn options(n_threads: usize, watch: &Watch) -> CpuOptions {
+    CpuOptions { n_ctx: 128, n_seq: 3, n_threads, n_ubatch: 40, watch: watch.clone(), ..CpuOptions::default() }
+}
+
+fn ids(n: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % 512) as u32).collect()
+}
+
+/// Logits of `ids` appended to sequence `seq`.
+fn logits(model: &mut CpuForwardPass, seq: usize, ids: &[u32]) -> Vec<u32> {
+    let batch = batch(model, seq, ids);
+    bits(model.forward(&batch).expect("a batch that fits").as_slice())
+}
+
+#[test]
+fn a_micro_batch_ends_after_the_layer_in_which_it_is_cancelled() {
+    let file = open("models/stories260K.gguf");
+    for n_threads in [1, 2] {
+        for last in 0..5 {
+            let watch = Watch::default();
+            let mut model = start(&file, &options(n_threads, &watch));
+            let set_up = watch.done();
+            let before = logits(&mut model, 0, &ids(PAGE + 6));
+            let work = watch.done();
+            assert_eq!(work - set_up, 5 * (PAGE as u64 + 6), "tokens times layers");
+
+            let mut seen = Vec::new();
+            let mut cancel = |layer: usize, _: &[f32]| {
+                seen.push(layer);
+                if layer == last {
+                    watch.cancel();
+                }
+            };
+            let batch = batch(&model, 0, &ids(30));
+            let outcome = model.forward_traced(&batch, Some(&mut cancel)).map(drop);
+            assert_eq!(outcome, Err(ForwardError::Cancelled));
+            assert_eq!(seen, (0..=last).collect::<Vec<_>>(), "no layer is evaluated after the one that cancelled");
+            assert_eq!(watch.done() - work, 30 * (last as u64 + 1));
+            assert_eq!(model.n_past(0), PAGE + 6);
+
+            // Nothing runs until the watch lets it.
+            assert_eq!(model.forward(&batch).map(drop), Err(ForwardError::Cancelled));
+            watch.resume();
+            let mut fresh = start(&file, &options(n_threads, &Watch::default()));
+            assert_eq!(logits(&mut fresh, 0, &ids(PAGE + 6)), before);
+            assert_eq!(logits(&mut model, 0, &ids(30)), logits(&mut fresh, 0, &ids(30)), "the cache is as it was");
+        }
+    }
+}
+
+#[test]
+fn what_a_cancelled_batch_had_done_before_is_taken_back_too() {
+    let file = open("models/stories260K.gguf");
+    let watch = Watch::default();
+    let mut model = start(&file, &options(2, &watch));
+    let shared = logits(&mut model, 0, &ids(70));
+    model.share_prefix(0, 1, 70).expect("a prefix that is there");
+    let free = model.cache_pages().free;
+    // The third micro-batch of three, over two sequences whose last page is shared.
+    let all = [batch(&model, 0, &ids(50)), batch(&model, 1, &ids(50))].concat();
+    let mut micro_batches = 0;
+    let mut cancel = |layer: usize, _: &[f32]| {
+        micro_batches += usize::from(layer == 0);
+        if micro_batches == 3 {
+            watch.cancel();
+        }
+    };
+    assert_eq!(model.forward_traced(&all, Some(&mut cancel)).map(drop), Err(ForwardError::Cancelled));
+    assert_eq!((model.n_past(0), model.n_past(1)), (70, 70));
+    // The page that both were to write to was copied.
+    assert_eq!(model.cache_pages().free, free - 1);
+    watch.resume();
+    let mut fresh = start(&file, &options(2, &Watch::default()));
+    assert_eq!(logits(&mut fresh, 2, &ids(70)), shared);
+    let expected = logits(&mut fresh, 2, &ids(50));
+    for seq in [0, 1] {
+        assert_eq!(logits(&mut model, seq, &ids(50)), expected, "sequence {seq}");
+    }
+}
+
+#[test]
+fn sequences_side_by_side_end_together() {
+    let file = open("models/stories260K.gguf");
+    let watch = Watch::default();
+    let mut model = start(&file, &options(2, &watch));
+    let expected = logits(&mut model, 0, &ids(20));
+    model.reset();
+    watch.cancel();
+    let both = [batch(&model, 0, &ids(20)), batch(&model, 1, &ids(20))].concat();
+    assert_eq!(model.forward(&both).map(drop), Err(ForwardError::Cancelled));
+    assert_eq!((model.n_past(0), model.n_past(1)), (0, 0));
+    watch.resume();
+    let found = bits(model.forward(&both).expect("a batch that fits").as_slice());
+    assert_eq!(found, [&expected[..], &expected].concat());
+}
+
+/// However the moments fall, a batch is evaluated or it is not.
+#[test]
+fn another_thread_may_cancel_at_any_moment() {
+    let file = open("models/tales-4m-q4_0.gguf");
+    let watch = Watch::default();
+    let mut model = start(&file, &options(2, &watch));
+    let expected = logits(&mut model, 0, &ids(60));
+    let over = AtomicBool::new(false);
+    let mut outcomes = [0, 0];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut pause = 1;
+            while !over.load(Ordering::Relaxed) {
+                std::thread::sleep(std::time::Duration::from_micros(pause % 9973));
+                pause += 1009;
+                watch.cancel();
+                std::thread::yield_now();
+                watch.resume();
+            }
+        });
+        for _ in 0..60 {
+            model.reset();
+            let batch = batch(&model, 0, &ids(60));
+            match model.forward(&batch) {
+                Ok(logits) => {
+                    assert!(bits(logits.as_slice()) == expected, "a batch that was not cancelled is right");
+                    outcomes[0] += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error, ForwardError::Cancelled);
+                    assert_eq!(model.n_past(0), 0);
+                    outcomes[1] += 1;
+                }
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    eprintln!("{} evaluated, {} cancelled", outcomes[0], outcomes[1]);
+}
+
+#[test]
+fn setting_up_counts_bytes_and_ends() {
+    let file = open("models/tales-4m-q4_0.gguf");
+    for n_threads in [1, 2] {
+        let watch = Watch::default();
+        let model = start(&file, &options(n_threads, &watch));
+        assert_eq!(watch.done(), model.memory_use().weights, "every repacked byte counts");
+        watch.cancel();
+        let error = CpuForwardPass::from_gguf(&file, &options(n_threads, &watch)).err();
+        assert!(matches!(error, Some(CpuError::Cancelled)), "{error:?}");
+        assert_eq!(watch.done(), model.memory_use().weights, "nothing is repacked");
+    }
+}

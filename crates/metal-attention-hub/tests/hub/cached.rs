@@ -1,0 +1,225 @@
+//! What is in the cache: found, listed, replaced, removed.
+
+use std::fs;
+use std::path::PathBuf;
+
+use metal_attention_hub::{Environment, Hub, HubError, ModelName, Quiet};
+use metal_attention_testing::hub_server::{COMMIT, REPO, Server, sha256};
+
+const LATER: &str = "ffffffffffffffffffffffffffffffffffffffff";
+
+struct Setup {
+    server: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Setup {
+    /// A hub with the files, of which the types named are in the cache.
+    fn with(files: &[(&str, &[u8])], pulled: &[&str]) -> Self {
+        let s = Self { server: Server::with(files), folder: tempfile::tempdir().unwrap() };
+        for quant in pulled {
+            s.hub().pull(&name(&format!(":{quant}")), &mut Quiet).unwrap();
+        }
+        s.server.requests();
+        s
+    }
+
+    fn hub(&self) -> Hub {
+        self.hub_where(false)
+    }
+
+    fn hub_where(&self, offline: bool) -> Hub {
+        let cache = self.folder.path().join("hub");
+        Hub::new(Environment { cache, endpoint: self.server.url.clone(), token: None, offline })
+    }
+
+    fn repo(&self) -> PathBuf {
+        self.folder.path().join("hub/models--tester--tiny-GGUF")
+    }
+
+    fn remove(&self, which: &str) -> Result<usize, HubError> {
+        let models = self.hub().removable(&name(which))?;
+        self.hub().remove(&name(which), &models)?;
+        Ok(models.len())
+    }
+
+    fn blobs(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.repo().join("blobs")).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+fn name(which: &str) -> ModelName {
+    format!("{REPO}{which}").parse().unwrap()
+}
+
+fn files() -> [(&'static str, &'static [u8]); 3] {
+    [("t-Q4_0.gguf", &[4; 1000]), ("t-Q8_0.gguf", &[8; 2000]), ("same-F16.gguf", &[4; 1000])]
+}
+
+#[test]
+fn a_cached_model_takes_no_request() {
+    let s = Setup::with(&files(), &["Q8_0"]);
+    for which in ["", ":q8_0", ":t-Q8_0.gguf"] {
+        let model = s.hub().get(&name(which), &mut Quiet).unwrap();
+        assert_eq!(fs::read(&model.files[0]).unwrap(), [8; 2000]);
+    }
+    assert_eq!(s.server.requests(), []);
+    // What is not there is fetched, and offline it is an error.
+    let error = s.hub_where(true).get(&name(":Q4_0"), &mut Quiet).unwrap_err().to_string();
+    assert!(
+        error.contains("HF_HUB_OFFLINE")
+            && error.contains("the cache has\n  Q8_0 ")
+            && error.contains("hf:tester/tiny-GGUF:Q4_0"),
+        "{error}"
+    );
+    assert_eq!(s.hub_where(true).pull(&name(""), &mut Quiet).unwrap().bytes, 2000);
+    assert_eq!(s.server.requests(), []);
+    assert_eq!(s.hub().get(&name(":Q4_0"), &mut Quiet).unwrap().bytes, 1000);
+}
+
+#[test]
+fn pull_brings_what_is_new_and_the_old_one_stays() {
+    let s = Setup::with(&files(), &["Q4_0", "Q8_0"]);
+    s.server.change().commit = LATER.into();
+    s.server.change().files[0].1 = vec![5; 1500];
+    assert_eq!(s.hub().get(&name(":Q4_0"), &mut Quiet).unwrap().bytes, 1000);
+    assert_eq!(s.hub().pull(&name(":Q4_0"), &mut Quiet).unwrap().bytes, 1500);
+    assert_eq!(s.hub().get(&name(":Q4_0"), &mut Quiet).unwrap().bytes, 1500);
+    s.server.requests();
+    // The newest commit has no Q8_0 here, an older one has.
+    assert_eq!(s.hub().get(&name(":Q8_0"), &mut Quiet).unwrap().commit, COMMIT);
+    assert_eq!(s.server.requests(), []);
+    let models = s.hub().models().unwrap();
+    let listed: Vec<_> = models.iter().map(|m| (m.name.to_string(), m.bytes, m.is_newest)).collect();
+    let named = |quant| format!("hf:{REPO}:{quant}");
+    assert_eq!(listed, [(named("Q4_0"), 1500, true), (named("Q4_0"), 1000, false), (named("Q8_0"), 2000, false)]);
+    assert_eq!(s.remove(":Q4_0").unwrap(), 2);
+    assert_eq!(s.blobs(), [sha256(&[8; 2000])]);
+}
+
+#[test]
+fn removing_a_file_keeps_what_others_refer_to() {
+    let s = Setup::with(&files(), &["Q4_0", "Q8_0", "F16"]);
+    // Another program's file, and one outside that a link leads to.
+    let snapshot = s.repo().join("snapshots").join(COMMIT);
+    let outside = s.folder.path().join("outside.gguf");
+    fs::write(&outside, "mine").unwrap();
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(&outside, snapshot.join("link-Q2_K.gguf")).unwrap();
+    fs::write(snapshot.join("config.json"), "{}").unwrap();
+
+    // Q4_0 and F16 are the same bytes, and so the same blob.
+    assert_eq!(s.blobs().len(), 2);
+    assert_eq!(s.remove(":t-Q4_0.gguf").unwrap(), 1);
+    assert_eq!(s.blobs().len(), 2);
+    assert_eq!(s.remove(":F16").unwrap(), 1);
+    assert_eq!(s.blobs(), [sha256(&[8; 2000])]);
+    assert!(matches!(s.remove(":F16"), Err(HubError::NotCached { .. })));
+    // Where a link leads out of the cache it is none of the hub's models.
+    assert_eq!(s.remove("").unwrap(), 1);
+    assert_eq!(s.blobs(), <[String; 0]>::default());
+    assert_eq!(fs::read_to_string(&outside).unwrap(), "mine");
+    assert!(snapshot.join("config.json").exists());
+    assert!(s.hub().models().unwrap().is_empty());
+}
+
+#[test]
+fn with_the_last_file_the_folder_goes() {
+    let s = Setup::with(&files(), &["Q4_0", "Q8_0"]);
+    fs::write(s.repo().join("blobs/abc.incomplete"), "begun").unwrap();
+    assert_eq!(s.remove("").unwrap(), 2);
+    assert!(!s.repo().exists());
+    assert_eq!(fs::read_dir(s.folder.path().join("hub/.locks")).unwrap().count(), 0);
+
+    // A download that was only begun can be removed by the repository's name.
+    fs::create_dir_all(s.repo().join("blobs")).unwrap();
+    fs::write(s.repo().join("blobs/abc.incomplete"), "begun").unwrap();
+    assert!(matches!(s.remove(":Q4_0"), Err(HubError::NotCached { .. })));
+    assert_eq!(s.remove("").unwrap(), 0);
+    assert!(!s.repo().exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn nothing_outside_the_cache_is_removed() {
+    let s = Setup::with(&files(), &["Q4_0"]);
+    let elsewhere = s.folder.path().join("elsewhere");
+    fs::rename(s.repo(), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, s.repo()).unwrap();
+    // It is found there, but not removed.
+    assert_eq!(s.hub().models().unwrap().len(), 1);
+    assert!(matches!(s.remove(""), Err(HubError::OutsideCache { .. })));
+    assert_eq!(fs::read_dir(elsewhere.join("blobs")).unwrap().count(), 1);
+
+    // Nor is a snapshot that is a link looked into.
+    fs::remove_file(s.repo()).unwrap();
+    fs::create_dir_all(s.repo().join("snapshots")).unwrap();
+    let snapshot = elsewhere.join("snapshots").join(COMMIT);
+    std::os::unix::fs::symlink(&snapshot, s.repo().join("snapshots").join(COMMIT)).unwrap();
+    assert!(s.hub().models().unwrap().is_empty());
+    assert!(matches!(s.remove(""), Err(HubError::NotCached { .. })));
+    assert!(snapshot.join("t-Q4_0.gguf").exists());
+}
+
+#[test]
+fn a_commit_that_leads_elsewhere_is_not_followed() {
+    let s = Setup::with(&files(), &["Q4_0"]);
+    fs::write(s.repo().join("refs/main"), "../../../../etc").unwrap();
+    let model = s.hub().find(&name("")).unwrap().unwrap();
+    assert_eq!((model.commit.as_str(), model.is_newest), (COMMIT, false));
+}
+
+#[cfg(unix)]
+#[test]
+fn links_in_a_snapshot_lead_to_blobs_or_are_left_out() {
+    use std::os::unix::fs::symlink;
+    let s = Setup::with(&files(), &["Q4_0"]);
+    let snapshot = s.repo().join("snapshots").join(COMMIT);
+    let outside = s.folder.path().join("outside.gguf");
+    fs::write(&outside, [9; 1000]).unwrap();
+    fs::create_dir(snapshot.join("deep")).unwrap();
+    let inside = s.repo().join("blobs").join(sha256(&[4; 1000]));
+    // A blob that is a link, links of links, folders, what is not there, and itself.
+    symlink(&outside, s.repo().join("blobs/planted")).unwrap();
+    for (name, target) in [
+        ("a-Q2_K.gguf", outside.clone()),
+        ("b-Q3_K.gguf", "../../../../outside.gguf".into()),
+        ("c-Q5_K.gguf", "../../blobs/planted".into()),
+        ("d-Q6_K.gguf", "a-Q2_K.gguf".into()),
+        ("e-F32.gguf", "/etc/passwd".into()),
+        ("f-F16.gguf", "/dev/zero".into()),
+        ("g-BF16.gguf", "../../blobs".into()),
+        ("h-Q4_1.gguf", "../../blobs/nothing".into()),
+        ("i-Q5_1.gguf", "i-Q5_1.gguf".into()),
+        ("j-Q5_0.gguf", "../../refs/main".into()),
+        ("folder", s.folder.path().to_owned()),
+        ("deep/k-Q1_0.gguf", "../../../blobs/planted".into()),
+    ] {
+        symlink(target, snapshot.join(name)).unwrap();
+    }
+    // By whatever way they lead to a blob of the repository.
+    symlink(&inside, snapshot.join("deep/l-Q8_0.gguf")).unwrap();
+    symlink("t-Q4_0.gguf", snapshot.join("m-IQ4_NL.gguf")).unwrap();
+    let models = s.hub().models().unwrap();
+    let found: Vec<_> = models.iter().map(|model| model.quant.clone().unwrap()).collect();
+    assert_eq!(found, ["Q8_0", "IQ4_NL", "Q4_0"]);
+    for which in [":Q2_K", ":a-Q2_K.gguf", ":f-F16.gguf", ":deep/k-Q1_0.gguf", ":folder/outside.gguf"] {
+        assert!(s.hub().find(&name(which)).unwrap().is_none(), "{which}");
+    }
+    assert_eq!(fs::read(&outside).unwrap(), [9; 1000]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reference_that_is_no_file_is_passed_over() {
+    let s = Setup::with(&files(), &["Q4_0"]);
+    let main = s.repo().join("refs/main");
+    for target in ["/dev/zero", "/etc/passwd", "main", "nowhere"] {
+        fs::remove_file(&main).unwrap();
+        std::os::unix::fs::symlink(target, &main).unwrap();
+        assert!(!s.hub().find(&name("")).unwrap().unwrap().is_newest, "{target}");
+    }
+}

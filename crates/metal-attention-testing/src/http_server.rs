@@ -1,0 +1,115 @@
+//! An HTTP server on a free port of this machine, whose responses a test writes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+/// A request of a client.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// `GET`, `POST`, ...
+    pub method: String,
+    /// The lines of its head, in small letters.
+    pub head: String,
+    /// The message in it; null where there is none.
+    pub message: Value,
+}
+
+/// A running server, which records its requests.
+pub struct HttpServer {
+    address: SocketAddr,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl HttpServer {
+    /// A server that has `answer` write the answer to each request.
+    pub fn start(answer: impl Fn(&Request, &mut TcpStream) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let (address, requests) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<Request>>>::default());
+        let (seen, answer) = (Arc::clone(&requests), Arc::new(answer));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (seen, answer, mut stream) = (Arc::clone(&seen), Arc::clone(&answer), stream.unwrap());
+                std::thread::spawn(move || {
+                    let Some(request) = read(&mut stream) else { return };
+                    seen.lock().unwrap().push(request.clone());
+                    answer(&request, &mut stream);
+                });
+            }
+        });
+        Self { address, requests }
+    }
+
+    /// A server with the tools `echo` and `fail`, whose answers are JSON.
+    pub fn good() -> Self {
+        Self::start(|request, stream| match result_of(request) {
+            Some(result) => {
+                let body = json!({"jsonrpc": "2.0", "id": request.message["id"], "result": result}).to_string();
+                reply(stream, "200 OK", "Content-Type: application/json\r\nMcp-Session-Id: s-1\r\n", &body);
+            }
+            None => reply(stream, "202 Accepted", "", ""),
+        })
+    }
+
+    /// The URL of the path that clients send messages to.
+    pub fn url(&self) -> String {
+        format!("http://{}/mcp", self.address)
+    }
+
+    /// All requests so far.
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+/// The result that a good server has for a request; `None`: it is a notification, or no message.
+pub fn result_of(request: &Request) -> Option<Value> {
+    let params = &request.message["params"];
+    let text = |text: &Value, is_error| json!({"content": [{"type": "text", "text": text}], "isError": is_error});
+    if request.message["id"].is_null() {
+        return None;
+    }
+    Some(match request.message["method"].as_str()? {
+        "initialize" => json!({"protocolVersion": "2025-03-26", "capabilities": {},
+            "serverInfo": {"name": "web", "version": "2"}}),
+        "tools/list" => json!({"tools": [
+            {"name": "echo", "description": "Says it again", "inputSchema":
+                {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}},
+            {"name": "fail", "inputSchema": {"type": "object"}},
+        ]}),
+        "tools/call" if params["name"] == "echo" => text(&params["arguments"]["text"], false),
+        "tools/call" => text(&"no luck".into(), true),
+        method => panic!("no method {method}"),
+    })
+}
+
+/// Writes an answer. A client may go away before it.
+pub fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &str) {
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+}
+
+fn read(stream: &mut TcpStream) -> Option<Request> {
+    let mut reader = BufReader::new(stream);
+    let (mut first, mut head, mut length) = (String::new(), String::new(), 0);
+    reader.read_line(&mut first).ok()?;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let line = line.trim_end().to_ascii_lowercase();
+        if line.is_empty() {
+            break;
+        }
+        if let Some(value) = line.strip_prefix("content-length: ") {
+            length = value.parse().ok()?;
+        }
+        head += &(line + "\n");
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    let message = serde_json::from_slice(&body).unwrap_or_default();
+    Some(Request { method: first.split(' ').next()?.to_owned(), head, message })
+}

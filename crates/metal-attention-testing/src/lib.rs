@@ -1,0 +1,58 @@
+//! Small models, reference values and servers that the tests of several crates use. Not part of the program.
+//!
+//! - [`models`]: small models with random weights, one or more of each tensor type and architecture, generated from seeds.
+//! - [`reference`]: expected values, from llama.cpp or from arithmetic in 64-bit floats, packed as `tests/data/reference/NAME.xz`.
+//! - [`vocabulary`]: vocabularies of well-known models, cut down to a few thousand tokens.
+//! - [`encoder`]: a small BERT, with or without a reranker's classifier.
+//! - [`http_server`], [`hub_server`]: a scripted HTTP server, and one that behaves as a model hub.
+
+pub mod encoder;
+pub mod http_server;
+pub mod hub_server;
+pub mod models;
+pub mod reference;
+pub mod vocabulary;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The root folder of the repository.
+pub fn root() -> PathBuf {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of the crates");
+    crates.parent().expect("the root folder").to_owned()
+}
+
+/// The built-in model of 260,000 parameters, which writes stories: `models/stories260K.gguf`.
+pub fn stories() -> PathBuf {
+    root().join("models/stories260K.gguf")
+}
+
+/// A model of 4 million parameters in `Q4_0`, which was trained on public-domain tales: `models/tales-4m-q4_0.gguf`.
+pub fn tales() -> PathBuf {
+    root().join("models/tales-4m-q4_0.gguf")
+}
+
+/// The contents of a file that lies packed as `NAME.xz`, by its path without `.xz` from the root folder.
+pub fn unpacked(path: &str) -> Vec<u8> {
+    unpacked_file(&root().join(format!("{path}.xz")))
+}
+
+/// The contents of an `.xz` file.
+pub fn unpacked_file(path: &Path) -> Vec<u8> {
+    let packed = std::fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut data = Vec::new();
+    let mut reader = lzma_rust2::XzReader::new(std::io::BufReader::new(packed), true);
+    std::io::Read::read_to_end(&mut reader, &mut data).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    data
+}
+
+/// Notes that the running test is left out, and why: on stderr, and as a line of the file that `METAL_ATTENTION_SKIPPED` names.
+pub fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    eprintln!("skipped: {test}: {why}");
+    if let Some(path) = std::env::var_os("METAL_ATTENTION_SKIPPED") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let written = file.and_then(|mut file| writeln!(file, "{test}: {why}"));
+        written.expect("a file to note skipped tests in");
+    }
+}

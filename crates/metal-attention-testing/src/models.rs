@@ -1,0 +1,232 @@
+//! Small models with random weights. Their GGUF headers and the distribution of each tensor lie in `tests/data/models`;
+//! the weights come from seeds, the same bits on every machine. `tools/reference-models` writes both, and llama.cpp's
+//! logits of these models to `tests/data/reference`.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use half::f16;
+use metal_attention_gguf::TensorType;
+use serde::Deserialize;
+
+/// GGUF files by their names, as `qwen3.gguf`.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+/// A model in each of three K-quants, as `Q4_K.gguf`: the models of `quants.json`.
+pub fn quants() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| generate("quants"))
+}
+
+/// Smaller models of nine other types: one layer, and feed-forwards of 256 where blocks are of 32. The models of `small-quants.json`.
+pub fn small_quants() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| generate("small-quants"))
+}
+
+/// Llama and Qwen, and the ways to scale RoPE, as `qwen3.gguf`: the models of `architectures.json`.
+pub fn architectures() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| generate("architectures"))
+}
+
+/// A model of each other architecture, as `gemma3.gguf`: the models of `more-architectures.json`.
+pub fn more_architectures() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| generate("more-architectures"))
+}
+
+/// The names of all collections.
+pub const COLLECTIONS: [&str; 4] = ["quants", "small-quants", "architectures", "more-architectures"];
+
+/// The models of one collection.
+pub fn generate(collection: &str) -> Files {
+    let recipes: Recipes =
+        serde_json::from_slice(&crate::unpacked(&format!("tests/data/models/{collection}.json"))).expect("recipes");
+    recipes
+        .models
+        .into_iter()
+        .map(|(name, recipe)| (recipe.file(&name), name))
+        .map(|(file, name)| (name, file))
+        .collect()
+}
+
+#[derive(Deserialize)]
+struct Recipes {
+    models: BTreeMap<String, Recipe>,
+}
+
+/// How a file is made.
+#[derive(Deserialize)]
+struct Recipe {
+    /// The GGUF header up to the tensors' data, in hexadecimal.
+    header: String,
+    /// Another one gives other weights.
+    #[serde(default)]
+    seed: u64,
+    tensors: Vec<Tensor>,
+}
+
+/// A tensor, by its place in the file's data.
+#[derive(Deserialize)]
+struct Tensor {
+    /// Bytes after the header.
+    offset: usize,
+    #[serde(rename = "type")]
+    ty: String,
+    n: usize,
+    values: Values,
+}
+
+/// A tensor's values.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Values {
+    /// These.
+    Exact(Vec<f64>),
+    /// Evenly distributed between two limits.
+    Uniform([f64; 2]),
+    /// A bell curve with this mean and standard deviation.
+    Normal([f64; 2]),
+}
+
+impl Recipe {
+    /// The file, whose weights depend on its name.
+    fn file(&self, name: &str) -> Vec<u8> {
+        let digits = self.header.as_bytes().chunks(2);
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("digits"), 16).expect("a byte");
+        let mut file: Vec<u8> = digits.map(byte).collect();
+        let start = file.len();
+        for tensor in &self.tensors {
+            file.resize(start + tensor.offset, 0);
+            file.extend(tensor.bytes(&mut Random::new(&format!("{name} {}", tensor.offset), self.seed)));
+        }
+        file
+    }
+}
+
+impl Tensor {
+    fn bytes(&self, random: &mut Random) -> Vec<u8> {
+        let quantised = Quantised::of(&self.ty);
+        match (&self.values, quantised) {
+            (Values::Normal([_, deviation]), Some(quantised)) => quantised.bytes(self.n, *deviation, random),
+            (_, Some(_)) => panic!("{}: random codes have a standard deviation", self.ty),
+            (Values::Exact(values), None) => values.iter().flat_map(|&x| self.stored(x)).collect(),
+            (&Values::Uniform([low, high]), None) => {
+                (0..self.n).flat_map(|_| self.stored(low + (high - low) * random.unit())).collect()
+            }
+            (&Values::Normal([mean, deviation]), None) => {
+                (0..self.n).flat_map(|_| self.stored(mean + deviation * random.normal())).collect()
+            }
+        }
+    }
+
+    fn stored(&self, x: f64) -> Vec<u8> {
+        match self.ty.as_str() {
+            "F32" => (x as f32).to_le_bytes().to_vec(),
+            "F16" => f16::from_f64(x).to_le_bytes().to_vec(),
+            "I32" => (x as i32).to_le_bytes().to_vec(),
+            "I64" => (x as i64).to_le_bytes().to_vec(),
+            other => panic!("{other}: no type of single values"),
+        }
+    }
+}
+
+/// A type of quantisation blocks, which are filled with random codes.
+struct Quantised {
+    /// Values and bytes of a block.
+    n_values: usize,
+    n_bytes: usize,
+    scale: Scale,
+    /// The standard deviation of random codes of scale 1.
+    deviation: f64,
+}
+
+/// Where a block's scale lies, in bytes.
+enum Scale {
+    /// Half a float.
+    Half(usize),
+    /// Half a float, and another with this multiple of it: a minimum, so that the mean is zero.
+    HalfAndMinimum(usize, usize, f64),
+    /// A power of two.
+    Exponent(usize),
+}
+
+impl Quantised {
+    /// `None` for a type of single values.
+    fn of(ty: &str) -> Option<Self> {
+        use Scale::{Exponent, Half, HalfAndMinimum};
+        let (scale, deviation) = match ty {
+            "F32" | "F16" | "I32" | "I64" => return None,
+            "Q4_0" => (Half(0), 4.61),
+            "Q4_1" => (HalfAndMinimum(0, 2, -7.5), 4.61),
+            "Q5_0" => (Half(0), 9.23),
+            "Q5_1" => (HalfAndMinimum(0, 2, -15.5), 9.23),
+            "Q8_0" => (Half(0), 73.9),
+            "Q2_K" => (HalfAndMinimum(80, 82, 1.5), 14.0),
+            "Q3_K" => (Half(108), 42.6),
+            "Q4_K" => (HalfAndMinimum(0, 2, 7.5), 253.0),
+            "Q5_K" => (HalfAndMinimum(0, 2, 15.5), 515.0),
+            "Q6_K" => (Half(208), 1366.0),
+            "IQ4_NL" => (Half(0), 69.0),
+            "IQ4_XS" => (Half(0), 1280.0),
+            "MXFP4" => (Exponent(0), 3.1),
+            other => panic!("{other}: no random codes of this type"),
+        };
+        let known = TensorType::ALL.iter().find(|known| known.name() == ty).expect("a type of GGUF files");
+        Some(Self { n_values: known.block_len(), n_bytes: known.block_bytes(), scale, deviation })
+    }
+
+    /// `n` values with the standard deviation `deviation`.
+    fn bytes(&self, n: usize, deviation: f64, random: &mut Random) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(n / self.n_values * self.n_bytes);
+        for _ in 0..n / self.n_values {
+            let start = bytes.len();
+            bytes.extend((0..self.n_bytes).map(|_| (random.next() >> 56) as u8));
+            let block = &mut bytes[start..];
+            // Scales differ from block to block.
+            let d = deviation / self.deviation * (0.75 + 0.5 * random.unit());
+            let mut put = |at: usize, x: f64| block[at..at + 2].copy_from_slice(&f16::from_f64(x).to_le_bytes());
+            match self.scale {
+                Scale::Half(at) => put(at, d),
+                Scale::HalfAndMinimum(at, minimum, multiple) => {
+                    put(at, d);
+                    put(minimum, multiple * d);
+                }
+                Scale::Exponent(at) => block[at] = (127.0 + d.log2().round()) as u8,
+            }
+        }
+        bytes
+    }
+}
+
+/// Random numbers by splitmix64, made of integers and sums only, so that every machine has the same.
+struct Random(u64);
+
+impl Random {
+    /// Starts from the FNV-1a hash of `name`.
+    fn new(name: &str, seed: u64) -> Self {
+        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        Self(name.bytes().fold(0xcbf2_9ce4_8422_2325, step) ^ seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 up to 1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Mean 0 and standard deviation 1: the sum of four even numbers of 16 bits.
+    fn normal(&mut self) -> f64 {
+        let bits = self.next();
+        let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xFFFF).sum();
+        (sum as f64 / 65536.0 - 2.0) * 3_f64.sqrt()
+    }
+}

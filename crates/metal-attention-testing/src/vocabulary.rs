@@ -1,0 +1,6 @@
+//! Vocabularies that were cut down to a few thousand tokens: `tests/data/tokenizers`.
+
+/// A file of that folder by its name without `.xz`, such as `gpt-2-cut.gguf`.
+pub fn bytes(name: &str) -> Vec<u8> {
+    crate::unpacked(&format!("tests/data/tokenizers/{name}"))
+}

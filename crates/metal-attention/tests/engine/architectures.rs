@@ -1,0 +1,216 @@
+//! A small model of every architecture against llama.cpp's logits and embeddings, and against itself however its tokens come.
+
+use std::collections::BTreeMap;
+
+use metal_attention::gguf::GgufFile;
+use metal_attention::{
+    BatchToken, CacheType, Device, EngineOptions, ForwardError, ForwardPass, Model, ModelOptions, Pooler,
+};
+use metal_attention_testing::models::more_architectures;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Reference {
+    tokens: Vec<u32>,
+    models: BTreeMap<String, Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    logits_last: Option<Vec<f64>>,
+    argmax_all: Option<Vec<usize>>,
+    /// How far the best logit is from the second.
+    margins: Option<Vec<f64>>,
+    embedding: Option<Vec<f64>>,
+    #[serde(default)]
+    quantized: bool,
+}
+
+fn reference() -> Reference {
+    serde_json::from_slice(&metal_attention_testing::reference::bytes("more-architectures.json")).unwrap()
+}
+
+fn model(name: &str) -> Model {
+    let file = GgufFile::from_bytes(&more_architectures()[name]).unwrap();
+    Model::from_gguf(file, &ModelOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn pass(model: &Model, n_ctx: usize, n_seq: usize, exact: bool) -> Box<dyn ForwardPass> {
+    pass_on(Device::Cpu, model, n_ctx, n_seq, exact).unwrap()
+}
+
+fn pass_on(
+    device: Device,
+    model: &Model,
+    n_ctx: usize,
+    n_seq: usize,
+    exact: bool,
+) -> Result<Box<dyn ForwardPass>, metal_attention::Error> {
+    let options = EngineOptions {
+        device,
+        n_ctx: Some(n_ctx),
+        n_seq,
+        n_threads: Some(2),
+        cache_type: CacheType::F32,
+        exact,
+        ..Default::default()
+    };
+    model.forward_pass(&options)
+}
+
+fn batch(ids: &[u32], seq: usize, start: usize) -> Vec<BatchToken> {
+    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
+}
+
+fn nmse(got: &[f32], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let mean = want.iter().sum::<f64>() / want.len() as f64;
+    let error: f64 = got.iter().zip(want).map(|(&g, w)| (f64::from(g) - w).powi(2)).sum();
+    error / want.iter().map(|w| (w - mean).powi(2)).sum::<f64>()
+}
+
+fn argmax(row: &[f32]) -> usize {
+    metal_attention_model::argmax(row) as usize
+}
+
+/// Holds every model on `device` to the references: `limit` is the most that the NMSE may be.
+fn hold_to_references(device: &Device, limit: f64) {
+    let Reference { tokens, models } = reference();
+    assert_eq!(models.len(), more_architectures().len());
+    for (name, case) in models {
+        let model = model(&name);
+        // Where experts are quantised the reference took their numbers as floats.
+        let mut pass = pass_on(device.clone(), &model, tokens.len(), 1, case.quantized).unwrap();
+        let limit = if case.quantized { 1e-6 } else { limit };
+        if let Some(want) = case.embedding {
+            let pooler = Pooler::new(&model, None);
+            let mut pooled = pooler.begin();
+            pooled.add(&pass.forward_hidden(&pooler.batch(&tokens, 0)).unwrap());
+            let length = want.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let want: Vec<f64> = want.iter().map(|x| x / length).collect();
+            let error = nmse(&pooler.finish(pooled), &want);
+            assert!(error <= limit, "{name}: NMSE {error:e}");
+            continue;
+        }
+        let (want, choices) = (case.logits_last.unwrap(), case.argmax_all.unwrap());
+        let logits = pass.forward(&batch(&tokens, 0, 0)).unwrap();
+        let error = nmse(logits.last().unwrap(), &want);
+        assert!(error <= limit, "{name}: NMSE {error:e}");
+        for (i, (choice, margin)) in choices.iter().zip(case.margins.unwrap()).enumerate() {
+            assert!(argmax(logits.row(i)) == *choice || margin <= 0.01, "{name}: the choice after token {i}");
+        }
+    }
+}
+
+#[test]
+fn every_architecture_gives_llama_cpps_logits_or_embeddings() {
+    hold_to_references(&Device::Cpu, 1e-8);
+}
+
+#[test]
+fn and_so_it_does_on_a_gpu() {
+    let built_in = Model::built_in().unwrap();
+    match pass_on(Device::Wgpu, &built_in, 32, 1, false) {
+        Ok(_) => hold_to_references(&Device::Wgpu, 1e-6),
+        Err(why) => assert!(std::env::var_os("CI").is_none(), "{why}"),
+    }
+}
+
+#[test]
+fn and_so_it_does_through_cuda() {
+    let built_in = Model::built_in().unwrap();
+    match pass_on(Device::Cuda(0), &built_in, 32, 1, false) {
+        Ok(_) => hold_to_references(&Device::Cuda(0), 1e-6),
+        Err(why) => assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}"),
+    }
+}
+
+/// One model of each kind: windows, latent attention, experts of several makes, caches and embeddings that layers share,
+/// several streams, side by side, positions that come otherwise, recurrent states.
+const KINDS: &[&str] = &[
+    "gemma3.gguf",
+    "deepseek2.gguf",
+    "qwen3moe.gguf",
+    "gpt-oss.gguf",
+    "gemma4.gguf",
+    "gemma4-moe.gguf",
+    "gemma3n.gguf",
+    "cohere2.gguf",
+    "mistral3.gguf",
+    "lfm2.gguf",
+    "lfm2moe.gguf",
+    "qwen35.gguf",
+    "qwen3next.gguf",
+    "mamba.gguf",
+    "jamba.gguf",
+    "granitehybrid.gguf",
+    "nemotron_h.gguf",
+    "falcon-h1.gguf",
+    "rwkv6.gguf",
+    "rwkv7.gguf",
+];
+
+#[test]
+fn the_bits_do_not_depend_on_how_tokens_come() {
+    let ids = reference().tokens;
+    for name in KINDS {
+        let model = model(name);
+        let n = ids.len();
+        let rows = |pass: &mut dyn ForwardPass, batch: &[BatchToken]| pass.forward(batch).unwrap().as_slice().to_vec();
+        let whole = rows(&mut *pass(&model, 256, 1, false), &batch(&ids, 0, 0));
+        let n_vocab = whole.len() / n;
+        for step in [1, 7] {
+            let mut one = pass(&model, 256, 1, false);
+            let mut found = Vec::new();
+            for (i, part) in ids.chunks(step).enumerate() {
+                found.extend(rows(&mut *one, &batch(part, 0, i * step)));
+            }
+            assert!(found == whole, "{name}: in steps of {step}");
+        }
+        // A prefix that is shared, beside another text, in one batch.
+        let mut several = pass(&model, 256, 3, false);
+        several.forward(&batch(&ids[..20], 0, 0)).unwrap();
+        assert_eq!(several.share_prefix(0, 2, 19).unwrap(), 19, "{name}");
+        let other: Vec<u32> = ids.iter().rev().copied().collect();
+        let both = [batch(&other, 1, 0), batch(&ids[19..], 2, 19)].concat();
+        let found = rows(&mut *several, &both);
+        assert!(found[n * n_vocab..] == whole[19 * n_vocab..], "{name}: after a shared prefix");
+        // Greedy ids, and what is cut off and written anew.
+        let mut greedy = pass(&model, 256, 1, false);
+        let mut texts = Vec::new();
+        for _ in 0..2 {
+            greedy.truncate(10);
+            let from = greedy.position();
+            let mut text = vec![greedy.forward_prompt(&ids[from..]).unwrap()];
+            for _ in 0..12 {
+                text.push(greedy.forward_token_greedy(text[text.len() - 1]).unwrap());
+            }
+            texts.push(text);
+        }
+        assert_eq!(texts[0], texts[1], "{name}: cut back and written anew");
+        assert_eq!(texts[0][0] as usize, argmax(&whole[(n - 1) * n_vocab..]), "{name}");
+    }
+}
+
+#[test]
+fn encoders_take_whole_texts_and_give_no_logits() {
+    let ids = reference().tokens;
+    for name in ["bert.gguf", "modern-bert.gguf", "jina-bert-v2.gguf"] {
+        let model = model(name);
+        let mut pass = pass(&model, 64, 3, false);
+        let pooler = Pooler::new(&model, None);
+        assert_eq!(pass.forward(&batch(&ids, 0, 0)).unwrap_err(), ForwardError::NoLogits, "{name}");
+        let alone: Vec<_> = [&ids[..], &ids[5..20]]
+            .map(|ids| {
+                pass.reset();
+                pass.forward_hidden(&pooler.batch(ids, 0)).unwrap()
+            })
+            .into();
+        pass.reset();
+        let together = [pooler.batch(&ids, 0), pooler.batch(&ids[5..20], 2)].concat();
+        assert!(pass.forward_hidden(&together).unwrap() == alone.concat(), "{name}: several texts in a batch");
+        let more = [BatchToken { id: 1, seq: 0, pos: ids.len(), logits: true }];
+        let error = pass.forward_hidden(&more).unwrap_err();
+        assert_eq!(error, ForwardError::NotFromStart { seq: 0, n_past: ids.len() }, "{name}");
+    }
+}

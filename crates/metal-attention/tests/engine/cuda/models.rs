@@ -1,0 +1,457 @@
+//! Models on an NVIDIA GPU through CUDA, or on the software CUDA device (`scripts/software-cuda`): each gives the logits that the
+//! CPU gives. Where there is neither the tests are skipped, unless `METAL_ATTENTION_TEST_CUDA` is set.
+
+mod cards;
+
+use std::sync::Arc;
+
+use metal_attention::gguf::TensorType::{self, BF16, F16, F32, IQ4_XS, MXFP4, Q4_0, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0};
+use metal_attention::gguf::blocks::random_blocks;
+use metal_attention::gguf::{GgufFile, GgufWriter, Metadata, TensorDecl};
+use metal_attention::{
+    BatchToken, CacheType, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, Device, EngineOptions,
+    Error, ForwardError, ForwardPass, Model, ModelOptions, ModelSpec, Watch, cuda_summaries,
+};
+use metal_attention_model::{ModelShape, highest};
+
+/// Whether there is a GPU to test.
+fn has_cuda() -> bool {
+    let why = match cuda_summaries() {
+        Ok(found) if !found.is_empty() => return true,
+        Ok(_) => "CUDA knows no device".to_owned(),
+        Err(why) => why.to_string(),
+    };
+    assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
+    metal_attention_testing::skip(&format!("{why}"));
+    false
+}
+
+/// A model of `shape`, its matrices random numbers of type `ty`; `window` is that of its attention.
+fn model(shape: &ModelShape, ty: TensorType, window: u32) -> Model {
+    let mut metadata = shape.metadata();
+    let mut set = |key: &str, value: u32| metadata.set(format!("{}.{key}", shape.architecture), value);
+    set("rope.dimension_count", shape.head_dim as u32);
+    set("attention.sliding_window", window);
+    random_model(&metadata, ty, 1.0)
+}
+
+/// The model that `metadata` describes, its matrices random numbers of type `ty`, those of norms around `mean`.
+fn random_model(metadata: &Metadata, ty: TensorType, mean: f32) -> Model {
+    let spec = ModelSpec::from_metadata(metadata).expect("a model");
+    let tensors: Vec<_> = spec.tensors().into_iter().filter(|t| t.required).collect();
+    let decls: Vec<_> = tensors
+        .iter()
+        .map(|t| TensorDecl { ty: if t.is_matrix() { ty } else { F32 }, name: t.name.clone(), shape: t.shape.clone() })
+        .collect();
+    let mut writer = GgufWriter::new(Vec::new(), 3, metadata, &decls).expect("a header");
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for (seed, (tensor, decl)) in (1..).zip(tensors.iter().zip(&decls)) {
+        let n: usize = decl.shape.iter().product();
+        // Small enough for the residual stream to stay near 1.
+        let (mean, scale) = if tensor.is_matrix() { (0.0, 1.0 / (decl.shape[0] as f32).sqrt()) } else { (mean, 0.3) };
+        let values: Vec<f32> = (0..n)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                mean + scale * ((state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
+            })
+            .collect();
+        let mut bytes = Vec::new();
+        if decl.ty.name().starts_with("IQ") {
+            // Whose nearest blocks take long to find.
+            bytes = random_blocks(decl.ty, n, seed, 1.7 * scale);
+        } else {
+            decl.ty.quantize(&values, &mut bytes).expect("whole blocks");
+        }
+        writer.write(&bytes).expect("memory");
+    }
+    let file = GgufFile::from_bytes(&writer.finish().expect("all tensors")).expect("a file");
+    Model::from_gguf(file, &ModelOptions::default()).expect("a model")
+}
+
+fn options(device: Device, cache_type: CacheType, exact: bool) -> EngineOptions {
+    EngineOptions { device, cache_type, exact, n_ctx: Some(512), n_seq: 4, n_ubatch: Some(128), ..Default::default() }
+}
+
+fn small() -> ModelShape {
+    let custom = ModelShape::named("custom").expect("a named shape").clone();
+    ModelShape { n_layer: 2, n_embd: 256, n_head: 4, n_head_kv: 2, head_dim: 64, n_ff: 512, n_vocab: 1000, ..custom }
+}
+
+/// The logits of prompts of many and of a few tokens, of single ones, and of several sequences side by side that share a
+/// beginning, one after the other.
+fn logits(pass: &mut dyn ForwardPass) -> Vec<f32> {
+    let n_vocab = pass.spec().n_vocab;
+    let mut ids = (0..).map(|i: u32| (i * i * 7 + 3) % n_vocab as u32);
+    let mut logits = Vec::new();
+    let mut evaluate = |pass: &mut dyn ForwardPass, batch: &[BatchToken]| {
+        logits.extend_from_slice(pass.forward(batch).expect("room").as_slice());
+    };
+    for n in [150, 35, 20, 12, 5, 1, 1, 3, 1] {
+        let start = pass.n_past(0);
+        let batch: Vec<_> = ids
+            .by_ref()
+            .take(n)
+            .enumerate()
+            .map(|(i, id)| BatchToken { id, seq: 0, pos: start + i, logits: i % 3 == 0 || i + 1 == n })
+            .collect();
+        evaluate(pass, &batch);
+    }
+    for (seq, n) in [(1, 70), (2, 64), (3, 130)] {
+        pass.share_prefix(0, seq, n).expect("sequences");
+    }
+    for _ in 0..3 {
+        let batch: Vec<_> = (0..4)
+            .map(|seq| BatchToken { id: ids.next().unwrap_or(0), seq, pos: pass.n_past(seq), logits: true })
+            .collect();
+        evaluate(pass, &batch);
+    }
+    assert_eq!(pass.rewind(0, 100), 100);
+    let batch = [BatchToken { id: 7, seq: 0, pos: 100, logits: true }];
+    evaluate(pass, &batch);
+    logits
+}
+
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let error: f64 = want.iter().zip(got).map(|(w, g)| f64::from(w - g).powi(2)).sum();
+    error / want.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>()
+}
+
+#[test]
+fn models_give_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let small = small();
+    let qwen = |architecture| ModelShape { architecture, ..small.clone() };
+    for (what, shape, ty, window) in [
+        ("F32", small.clone(), F32, 0),
+        ("F16", small.clone(), F16, 0),
+        ("BF16", small.clone(), BF16, 0),
+        ("Q8_0", small.clone(), Q8_0, 0),
+        ("Q4_0", small.clone(), Q4_0, 0),
+        ("Q4_K", small.clone(), Q4_K, 0),
+        ("Q5_K", small.clone(), Q5_K, 0),
+        ("Q6_K", small.clone(), Q6_K, 0),
+        ("heads of 128, one KV head", ModelShape { head_dim: 128, n_head_kv: 1, ..small.clone() }, Q4_0, 0),
+        ("heads of 96, each a KV head", ModelShape { head_dim: 96, n_head_kv: 4, ..small.clone() }, Q8_0, 0),
+        ("heads of 40", ModelShape { head_dim: 40, ..small.clone() }, F16, 0),
+        ("heads of 256", ModelShape { head_dim: 256, ..small.clone() }, F16, 0),
+        ("17 heads to a KV head", ModelShape { n_head: 17, n_head_kv: 1, ..small.clone() }, Q4_0, 0),
+        ("normed heads", qwen("qwen3"), Q4_K, 0),
+        ("biases", qwen("qwen2"), Q4_0, 0),
+        ("a window", small.clone(), Q4_0, 70),
+        (
+            "rows of 36, 44 and 100",
+            ModelShape { n_embd: 36, n_ff: 44, n_vocab: 100, head_dim: 8, ..small.clone() },
+            F16,
+            0,
+        ),
+        ("rows of 8256", ModelShape { n_ff: 8256, ..small.clone() }, Q4_0, 0),
+        ("SmolLM's rows", ModelShape { n_embd: 576, n_ff: 1536, n_head: 9, n_head_kv: 3, ..small.clone() }, Q4_0, 0),
+    ] {
+        compare(what, &model(&shape, ty, window));
+    }
+}
+
+/// Holds a model to what the CPU gives, with the arithmetic of both kinds of products.
+fn compare(what: &str, model: &Model) {
+    for (cache_type, exact, tolerance) in
+        [(CacheType::F32, true, 1e-10), (CacheType::F16, true, 1e-5), (CacheType::F16, false, 1e-5)]
+    {
+        let pass = |device, exact| {
+            let options = options(device, cache_type, exact);
+            model.forward_pass(&options).unwrap_or_else(|e| panic!("{what}: {e}"))
+        };
+        let want = logits(&mut *pass(Device::Cpu, true));
+        let error = nmse(&logits(&mut *pass(Device::Cuda(0), exact)), &want);
+        assert!(error <= tolerance, "{what}, cache {cache_type}, exact {exact}: NMSE {error:e}");
+    }
+}
+
+/// Products so small that a multiprocessor has a tile of one or two matrices, whose weights it takes before their inputs are there: of the first
+/// shape on the four of the software device, of the others on 28.
+#[test]
+fn small_layers_give_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let tiny = ModelShape { n_embd: 64, n_ff: 64, n_head: 2, n_head_kv: 1, head_dim: 32, n_layer: 3, ..small() };
+    let of = |architecture| ModelShape { architecture, ..tiny.clone() };
+    let wide = ModelShape { n_embd: 576, ..tiny.clone() };
+    let heads = ModelShape { n_head: 12, head_dim: 64, ..tiny.clone() };
+    for (what, shape, ty) in [
+        ("tiny, Q4_0", tiny.clone(), Q4_0),
+        ("tiny, Q8_0", tiny.clone(), Q8_0),
+        ("tiny, Q5_1", tiny.clone(), Q5_1),
+        ("tiny, MXFP4", tiny.clone(), MXFP4),
+        ("tiny, biases", of("qwen2"), Q4_0),
+        ("tiny, normed heads", of("qwen3"), Q5_1),
+        ("rows of 576, Q4_0", wide.clone(), Q4_0),
+        ("rows of 576, Q5_1", wide, Q5_1),
+        ("12 heads, Q8_0", heads.clone(), Q8_0),
+        ("12 heads, Q5_1", heads, Q5_1),
+    ] {
+        compare(what, &model(&shape, ty, 0));
+    }
+}
+
+/// Types without a format of their own, as codes and scales.
+#[test]
+fn every_type_gives_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let shape = ModelShape { n_layer: 1, ..small() };
+    for &ty in TensorType::ALL {
+        if ![F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K].contains(&ty) {
+            compare(ty.name(), &model(&shape, ty, 0));
+        }
+    }
+}
+
+/// What makes a Gemma 3n of several residual streams.
+const STREAMS: [(&str, u32); 5] = [
+    ("attention.sliding_window", 40),
+    ("attention.shared_kv_layers", 2),
+    ("embedding_length_per_layer_input", 12),
+    ("altup.num_inputs", 4),
+    ("laurel.rank", 8),
+];
+
+/// Norms after mixers and feed-forwards, of whole rows and of heads; layers side by side; positions that are learned, and such
+/// that scores fall with; gates of queries; streams, embeddings of layers, and caches that layers share; heads of any length.
+#[test]
+fn every_part_gives_the_logits_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let heads = |n: u32| [("attention.key_length", n), ("attention.value_length", n), ("rope.dimension_count", n & !1)];
+    for (what, architecture, n_layer, keys) in [
+        ("gemma2", "gemma2", 3, &[("attention.sliding_window", 40)][..]),
+        ("gemma3n", "gemma3n", 5, &STREAMS),
+        ("olmo2", "olmo2", 2, &[]),
+        ("command-r", "command-r", 2, &[]),
+        ("gpt2", "gpt2", 2, &[("context_length", 512)]),
+        ("bloom", "bloom", 2, &[]),
+        ("phi2", "phi2", 2, &[("rope.dimension_count", 8)]),
+        ("heads of 9", "qwen3", 2, &heads(9)),
+        ("heads of 264", "qwen3", 2, &heads(264)),
+        ("heads of 512", "llama", 1, &heads(512)),
+    ] {
+        compare(what, &random_model(&crate::toys::metadata(architecture, n_layer, keys), F16, 1.0));
+    }
+}
+
+/// Texts whose tokens see later ones, several at once, longer than a batch of other tokens would be.
+#[test]
+fn encoders_give_the_states_of_the_cpu() {
+    if !has_cuda() {
+        return;
+    }
+    let text = |seq: usize, n: usize| {
+        let token = move |pos| BatchToken { id: ((pos * pos * 31 + seq * 7 + 3) % 96) as u32, seq, pos, logits: true };
+        (0..n).map(token).collect::<Vec<_>>()
+    };
+    let batch = [text(0, 300), text(1, 1), text(2, 190)].concat();
+    for dim in [16, 64] {
+        let heads = [("attention.sliding_window", 10), ("attention.key_length", dim), ("attention.value_length", dim)];
+        let model = random_model(&crate::toys::metadata("gemma-embedding", 3, &heads), F16, 1.0);
+        for (cache_type, exact, tolerance) in [(CacheType::F32, true, 1e-10), (CacheType::F16, false, 1e-5)] {
+            let states = |device, exact| {
+                let mut pass = model.forward_pass(&options(device, cache_type, exact)).expect("a forward pass");
+                pass.forward_hidden(&batch).expect("room")
+            };
+            let error = nmse(&states(Device::Cuda(0), exact), &states(Device::Cpu, true));
+            assert!(error <= tolerance, "heads of {dim}, cache {cache_type}, exact {exact}: NMSE {error:e}");
+        }
+    }
+}
+
+/// A greedy step that an encoder cannot take is refused as it is on the CPU.
+#[test]
+fn decode_steps_of_encoders_are_refused() {
+    if !has_cuda() {
+        return;
+    }
+    let token = |pos, logits| BatchToken { id: 7, seq: 0, pos, logits };
+    for (name, error) in
+        [("bert", ForwardError::NoLogits), ("llama-embed", ForwardError::NotFromStart { seq: 0, n_past: 20 })]
+    {
+        let model = random_model(&crate::toys::metadata(name, 2, &[]), F16, 1.0);
+        for device in [Device::Cpu, Device::Cuda(0)] {
+            let mut pass = model.forward_pass(&options(device, CacheType::F16, false)).expect("a forward pass");
+            pass.forward_hidden(&(0..20).map(|pos| token(pos, pos == 19)).collect::<Vec<_>>()).expect("room");
+            assert_eq!(pass.forward_greedy(&[token(20, true)]), Err(error.clone()), "{name}");
+            assert_eq!(pass.n_past(0), 20, "{name}");
+        }
+    }
+}
+
+/// Greedy steps that run ahead give what single steps give, also where the text goes on otherwise in between, and where a launch
+/// for each product takes the place of one launch while steps are on their way.
+#[test]
+fn greedy_steps_run_ahead() {
+    if !has_cuda() {
+        return;
+    }
+    let model = model(&small(), Q4_0, 0);
+    let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
+    let options = CudaForwardPassOptions { n_ctx: 256, one_launch: Some(130), ..Default::default() };
+    let pass =
+        || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
+    let (mut ahead, mut single) = (pass(), pass());
+    assert!(ahead.has_one_launch(129) && !ahead.has_one_launch(130));
+    let prompt: Vec<u32> = (0..90).map(|i| i * 11 % 1000).collect();
+    let mut id = ahead.forward_prompt(&prompt).unwrap();
+    assert_eq!(single.forward_prompt(&prompt).unwrap(), id);
+    for step in 0..120 {
+        if step % 29 == 28 {
+            // Another token than the one that was chosen, after some are taken back.
+            for pass in [&mut ahead, &mut single] {
+                let n = pass.position();
+                assert_eq!(pass.truncate(n - 5), n - 5);
+            }
+            id = 3;
+        }
+        let next = ahead.forward_token_greedy(id).unwrap();
+        let logits = single.forward_token(id).unwrap();
+        let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        assert_eq!(logits[next as usize], best, "step {step}");
+        id = next;
+    }
+}
+
+/// Several greedy steps in one launch, of blocks of which some have no rows at all: on the twelve multiprocessors of which the software device has as many
+/// for this test, and on a card most. Whoever has none does not run ahead of the others.
+#[test]
+fn models_give_texts_to_blocks_without_rows() {
+    if !has_cuda() {
+        return;
+    }
+    let tiny =
+        ModelShape { n_vocab: 32, n_embd: 32, n_ff: 32, n_head: 1, n_head_kv: 1, head_dim: 32, n_layer: 2, ..small() };
+    // Steps of small products, and such as there are too many tiles of for that.
+    for (what, shape) in [("small", tiny.clone()), ("longer", ModelShape { n_ff: 1280, ..tiny })] {
+        let model = model(&shape, Q4_0, 0);
+        let pass = || model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).expect("a pass");
+        let (mut ahead, mut single) = (pass(), pass());
+        let mut id = 1;
+        for step in 0..100 {
+            let next = ahead.forward_token_greedy(id).unwrap();
+            let logits = single.forward_token(id).unwrap();
+            assert_eq!(next, highest(logits, 1)[0].0, "{what}, step {step}");
+            id = next;
+        }
+    }
+}
+
+/// Experts in one launch give what they give in launches of their own, as far as keys and values of 16 bits go: of every type, in columns that
+/// warps share out evenly or not, behind dense layers, by every router.
+#[test]
+fn experts_go_through_one_launch() {
+    if !has_cuda() {
+        return;
+    }
+    let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
+    let experts = |n: u32, n_used: u32, n_ff: u32| {
+        [("expert_count", n), ("expert_used_count", n_used), ("expert_feed_forward_length", n_ff)]
+    };
+    // The architecture, the type, experts and those that are used, their width, the width of the stream.
+    for (architecture, ty, [n, n_used, n_ff], n_embd, others) in [
+        ("qwen3moe", Q4_K, [16, 4, 512], 512, &[][..]),
+        ("qwen3moe", Q6_K, [20, 3, 256], 256, &[]),
+        ("qwen3moe", Q4_0, [72, 8, 64], 96, &[]),
+        ("qwen3moe", Q4_0, [200, 5, 448], 64, &[]),
+        ("qwen3moe", Q8_0, [32, 7, 192], 128, &[]),
+        ("qwen3moe", F16, [8, 2, 128], 64, &[]),
+        ("qwen3moe", Q5_K, [12, 1, 768], 256, &[]),
+        ("qwen3moe", IQ4_XS, [24, 4, 512], 256, &[]),
+        ("qwen3moe", Q5_1, [24, 4, 128], 128, &[]),
+        ("gpt-oss", MXFP4, [24, 4, 192], 160, &[("attention.sliding_window", 70)]),
+        ("dots1", Q4_0, [16, 4, 128], 128, &[("leading_dense_block_count", 1), ("expert_gating_func", 2)]),
+    ] {
+        let what = format!("{architecture}, {ty}, {n_used} of {n} experts of {n_ff}, rows of {n_embd}");
+        let heads = [("attention.key_length", 64), ("attention.value_length", 64)];
+        let mut all = [("embedding_length", n_embd), ("feed_forward_length", 256)].to_vec();
+        all.extend(heads);
+        all.extend(experts(n, n_used, n_ff));
+        all.extend(others);
+        let model = random_model(&crate::toys::metadata(architecture, 3, &all), ty, 1.0);
+        let pass = |one_launch| {
+            let one_launch = Some(one_launch);
+            let options = CudaForwardPassOptions { n_ctx: 256, exact: true, one_launch, ..Default::default() };
+            CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
+        };
+        let (mut one, mut several) = (pass(usize::MAX), pass(0));
+        assert!(one.has_one_launch(0) && !several.has_one_launch(0), "{what}");
+        let mut errors = Vec::new();
+        for text in 0..2 {
+            one.reset();
+            several.reset();
+            for i in 0..4 {
+                let id = (text * 31 + i * i * 7 + 3) % 90;
+                let (got, want) = (one.forward_token(id).unwrap(), several.forward_token(id).unwrap());
+                errors.push(nmse(got, want));
+            }
+        }
+        errors.sort_by(f64::total_cmp);
+        // What is rounded otherwise may turn a close choice, of a token here and there.
+        let (most, last) = (errors[errors.len() * 8 / 10], errors[errors.len() - 1]);
+        assert!(most < 1e-7, "{what}: NMSE {most:e}, {last:e}");
+    }
+}
+
+/// Lists of the highest logits are those of all logits, of single tokens, several sequences and prompts, in one launch or not.
+#[test]
+fn short_lists_are_the_highest_of_all_logits() {
+    if !has_cuda() {
+        return;
+    }
+    let model = model(&ModelShape { n_vocab: 5000, ..small() }, Q4_K, 0);
+    let gpu = Arc::new(CudaDevice::open(0, Watch::default()).unwrap());
+    for one_launch in [0, 53] {
+        let options = CudaForwardPassOptions {
+            n_ctx: 256,
+            n_seq: 3,
+            n_ubatch: 40,
+            one_launch: Some(one_launch),
+            ..Default::default()
+        };
+        let pass =
+            || CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass");
+        let (mut lists, mut all) = (pass(), pass());
+        assert_eq!(lists.max_top_k(), 128);
+        let token = |seq, pos, logits| BatchToken { id: (7 * pos + seq) as u32, seq, pos, logits };
+        let prompt: Vec<_> = (0..50).map(|pos| token(0, pos, pos % 3 == 0)).collect();
+        let prompts = (1..3).flat_map(|seq| (0..20).map(move |pos| token(seq, pos, pos == 19)));
+        let mut batches = vec![prompt, prompts.collect()];
+        batches.extend((50..55).map(|pos| vec![token(0, pos, true)]));
+        batches.extend((20..24).map(|pos| vec![token(0, pos + 35, true), token(1, pos, true), token(2, pos, true)]));
+        for (i, batch) in batches.iter().enumerate() {
+            let k = if i == 3 { 200 } else { 128 - i };
+            let got = lists.forward_top_k(batch, k).unwrap();
+            let logits = all.forward(batch).unwrap();
+            let want: Vec<_> = (0..logits.n_rows()).map(|row| highest(logits.row(row), k)).collect();
+            assert_eq!(got, want, "batch {i}, one launch up to {one_launch}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_by_name() {
+    let model = model(&ModelShape { head_dim: 520, n_embd: 64, ..small() }, F16, 0);
+    let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
+    assert!(
+        matches!(error, Error::Cuda(CudaError::UnsupportedPart { part: "heads of that many elements" })),
+        "{error}"
+    );
+    if !has_cuda() {
+        let model = Model::built_in().unwrap();
+        let error = model.forward_pass(&options(Device::Cuda(0), CacheType::F16, false)).err().expect("a refusal");
+        let told = error.to_string();
+        assert!(matches!(error, Error::Cuda(_)) && told.contains("--device gpu"), "{told}");
+    }
+}

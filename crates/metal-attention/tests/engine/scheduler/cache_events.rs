@@ -1,0 +1,115 @@
+//! What the observer of the KV cache hears is what prompts find there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use super::support::{encode, engine, greedy, read};
+use metal_attention::scheduler::{BlockId, CacheEvent, Scheduler, SchedulerOptions};
+use metal_attention::{EngineOptions, Model};
+use proptest::prelude::*;
+
+const PAGE: usize = 64;
+
+/// The text up to the end of each block that is stored.
+#[derive(Default)]
+struct Replay(BTreeMap<BlockId, Vec<u32>>);
+
+impl Replay {
+    fn take(&mut self, event: CacheEvent) {
+        match event {
+            CacheEvent::Stored { parent, blocks, tokens } => {
+                assert_eq!(tokens.len(), blocks.len() * PAGE);
+                let mut text = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
+                for (block, tokens) in blocks.into_iter().zip(tokens.chunks(PAGE)) {
+                    text.extend_from_slice(tokens);
+                    assert_eq!(self.0.insert(block, text.clone()), None);
+                }
+            }
+            CacheEvent::Removed { blocks } => {
+                for block in &blocks {
+                    assert!(self.0.remove(block).is_some(), "{block:?} was not there");
+                }
+            }
+        }
+    }
+
+    /// Whole pages of `ids` that are stored, from the beginning on.
+    fn pages_of(&self, ids: &[u32]) -> usize {
+        let stored = |n: &usize| self.0.values().any(|text| text == &ids[..n * PAGE]);
+        (1..=ids.len() / PAGE).take_while(stored).count()
+    }
+}
+
+/// The built-in model in `n_seq` sequences that share `n_pages` pages, one text at a time.
+fn observed(n_seq: usize, n_pages: usize) -> (Model, Scheduler, mpsc::Receiver<CacheEvent>) {
+    let model = Model::built_in().unwrap();
+    let engine = EngineOptions { n_seq, n_cache: Some(n_pages * PAGE), ..engine() };
+    let (sender, receiver) = mpsc::channel();
+    let observer = Box::new(move |event| drop(sender.send(event)));
+    let pass = model.forward_pass(&engine).unwrap();
+    let options = SchedulerOptions::default();
+    let scheduler = Scheduler::start_observed(pass, Arc::new(model.clone()), options, observer).unwrap();
+    (model, scheduler, receiver)
+}
+
+/// Waits until the engine has nothing more to do and has told so.
+fn settle(scheduler: &Scheduler) {
+    while scheduler.metrics().running > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // A text counts as ended a moment before the observer hears of its pages.
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+#[test]
+fn pages_are_told_as_they_fill_and_as_they_come_free() {
+    let (model, scheduler, events) = observed(2, 8);
+    let story = encode(&model, "Once upon a time, there was a little girl");
+    let prompt: Vec<u32> = story.iter().copied().cycle().take(70).collect();
+    let answer = read(scheduler.submit(greedy(prompt.clone(), 100)).unwrap());
+    settle(&scheduler);
+    let text = [&prompt[..], &answer.ids].concat();
+    let told: Vec<_> = events.try_iter().collect();
+    let page = |i: usize| text[i * PAGE..(i + 1) * PAGE].to_vec();
+    // The last token is not evaluated: 169 tokens are in the KV cache, two pages and a part.
+    let stored = |i: usize| CacheEvent::Stored {
+        parent: i.checked_sub(1).map(|i| BlockId(i as u64)),
+        blocks: vec![BlockId(i as u64)],
+        tokens: page(i),
+    };
+    assert_eq!(told, [stored(0), stored(1)]);
+    // Two other texts take both sequences.
+    for first in [5, 6] {
+        read(scheduler.submit(greedy(vec![first; 3], 2)).unwrap());
+    }
+    settle(&scheduler);
+    let removed = CacheEvent::Removed { blocks: vec![BlockId(1), BlockId(0)] };
+    assert_eq!(events.try_iter().collect::<Vec<_>>(), [removed]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..Default::default() })]
+    #[test]
+    fn a_prompt_finds_what_was_told(
+        // Of which text it begins like, how far, other tokens that follow, and tokens to generate.
+        plans in prop::collection::vec((0..3usize, prop_oneof![0..200usize, 60..70usize], 1..40usize, 1..40usize), 1..12),
+        n_seq in 1..5usize,
+        n_pages in 4..12usize,
+    ) {
+        let (_, scheduler, events) = observed(n_seq, n_pages);
+        let mut replay = Replay::default();
+        for (i, (base, shared, n_own, n)) in plans.into_iter().enumerate() {
+            let shared = (0..shared).map(|at| ((at * at * 31 + at * 7 + 3 + 11 * base) % 509 + 3) as u32);
+            let own = (0..n_own).map(|at| ((at * 13 + i * 101) % 509 + 3) as u32);
+            let prompt: Vec<u32> = shared.chain(own).collect();
+            settle(&scheduler);
+            for event in events.try_iter() {
+                replay.take(event);
+            }
+            let expected = replay.pages_of(&prompt[..prompt.len() - 1]);
+            let answer = read(scheduler.submit(greedy(prompt, n)).unwrap());
+            prop_assert_eq!(answer.usage.cached_tokens / PAGE, expected);
+        }
+    }
+}

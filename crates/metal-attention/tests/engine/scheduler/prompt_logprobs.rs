@@ -1,0 +1,96 @@
+//! Log probabilities of prompts.
+
+use metal_attention::EngineOptions;
+use metal_attention::scheduler::{Client, Event, FinishReason, Request, SchedulerOptions};
+
+use super::support::{Answer, encode, engine, greedy, log_probabilities, read, start, stories};
+
+const TEXT: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park.";
+
+fn scored(prompt: &[u32], n: usize, n_top: usize) -> Request {
+    Request { prompt_logprobs: Some(n_top), ..greedy(prompt.to_vec(), n) }
+}
+
+/// The answer tells of each token but the first what the logits of the whole text say.
+fn check(answer: &Answer, expected: &[f32], n_top: usize) {
+    let told = answer.prompt_logprobs.as_ref().unwrap();
+    assert_eq!(told.len(), expected.len());
+    for (told, expected) in told.iter().zip(expected) {
+        assert!((told.logprob - expected).abs() < 1e-5, "{told:?} {expected}");
+        assert_eq!(told.top.len(), n_top);
+        let better = told.top.iter().filter(|(_, logprob)| *logprob > told.logprob).count();
+        assert!(if told.rank <= n_top { better + 1 == told.rank } else { better == n_top }, "{told:?}");
+    }
+}
+
+#[test]
+fn they_are_those_of_the_whole_text() {
+    let (model, scheduler) = stories(2);
+    let ids = encode(&model, TEXT);
+    let expected = log_probabilities(&model, &ids);
+    // Whether the cache knows the text already or not.
+    for n in [0, 1, 4] {
+        let answer = read(scheduler.submit(scored(&ids, n, 3)).unwrap());
+        check(&answer, &expected, 3);
+        assert_eq!((answer.ids.len(), answer.reason), (n, Some(FinishReason::Length)));
+        assert_eq!((answer.usage.prompt_tokens, answer.usage.cached_tokens), (ids.len(), 0));
+    }
+    // What was evaluated for them is of use to others.
+    let answer = read(scheduler.submit(greedy(ids.clone(), 4)).unwrap());
+    assert_eq!((answer.prompt_logprobs, answer.usage.cached_tokens), (None, ids.len() - 1));
+    // A prompt of one token has none.
+    for n in [0, 2] {
+        let answer = read(scheduler.submit(scored(&ids[..1], n, 3)).unwrap());
+        assert_eq!((answer.prompt_logprobs, answer.ids.len()), (Some(vec![]), n));
+    }
+    let whole = scheduler.submit(Request { whole: true, ..scored(&ids, 1, 0) }).unwrap();
+    assert_eq!(whole.blocking_completion().unwrap().prompt_logprobs.len(), expected.len());
+}
+
+#[test]
+fn they_do_not_depend_on_steps_and_neighbours() {
+    let (model, _) = stories(1);
+    let engine = EngineOptions { n_seq: 3, ..engine() };
+    let ids = encode(&model, TEXT);
+    let expected = log_probabilities(&model, &ids);
+    for n_batch in [3, 7, 64] {
+        let options = SchedulerOptions { n_parallel: 3, n_batch: Some(n_batch), ..Default::default() };
+        let scheduler = start(&model, &engine, options);
+        let events: Vec<_> = [scored(&ids, 2, 1), greedy(ids.clone(), 8), scored(&ids, 0, 1)]
+            .map(|request| scheduler.submit(request).unwrap())
+            .into();
+        let answers: Vec<_> = events.into_iter().map(read).collect();
+        check(&answers[0], &expected, 1);
+        check(&answers[2], &expected, 1);
+        assert_eq!(answers[0].ids, answers[1].ids[..2]);
+    }
+}
+
+/// Texts that lose their places go on where they were.
+#[test]
+fn they_are_told_once_where_the_cache_is_small() {
+    let (model, _) = stories(1);
+    let ids = encode(&model, TEXT);
+    let expected = log_probabilities(&model, &ids);
+    let engine = EngineOptions { n_seq: 4, n_cache: Some(128), ..engine() };
+    let options = SchedulerOptions { n_parallel: 4, n_batch: Some(4), ..Default::default() };
+    let scheduler = start(&model, &engine, options);
+    let events: Vec<_> = (0..4)
+        .map(|key| scheduler.submit(Request { client: Client::Key(key), ..scored(&ids, 40, 2) }).unwrap())
+        .collect();
+    for answer in events.into_iter().map(read) {
+        check(&answer, &expected, 2);
+    }
+}
+
+#[test]
+fn the_end_of_a_text_has_its_log_probability() {
+    let (model, scheduler) = stories(1);
+    let eos = model.tokenizer().unwrap().eos().unwrap();
+    let request = Request { logit_bias: vec![(eos, 1e6)], logprobs: Some(1), ..greedy(encode(&model, TEXT), 4) };
+    let mut events = scheduler.submit(request).unwrap();
+    let Some(Event::Done { end_token, end_logprobs, .. }) = events.blocking_recv() else { panic!("no end") };
+    assert_eq!(end_token, Some(eos));
+    // That of the model, whatever the bias.
+    assert!(end_logprobs.unwrap().logprob < -1.0);
+}

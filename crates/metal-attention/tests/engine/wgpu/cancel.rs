@@ -1,0 +1,101 @@
+//! Cancelled work on the GPU. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::wgpu::device::{gpu, gpu_with, start};
+use metal_attention::gguf::GgufFile;
+use metal_attention::kernels::WgpuError;
+use metal_attention::{
+    BatchToken, CacheType, ForwardError, ForwardPass, ModelSpec, Watch, Weights, WgpuForwardPass,
+    WgpuForwardPassOptions,
+};
+
+fn stories() -> GgufFile {
+    GgufFile::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/stories260K.gguf")).unwrap()
+}
+
+fn options() -> WgpuForwardPassOptions {
+    WgpuForwardPassOptions { n_ctx: 256, n_ubatch: 64, cache_type: CacheType::F32, ..Default::default() }
+}
+
+/// A prompt that goes on where `model` is.
+fn prompt(model: &dyn ForwardPass, n: usize) -> Vec<BatchToken> {
+    let start = model.position();
+    let token = |i| BatchToken { id: ((i * i * 31 + 3) % 512) as u32, seq: 0, pos: start + i, logits: i + 1 == n };
+    (0..n).map(token).collect()
+}
+
+#[test]
+fn a_cancelled_batch_leaves_the_cache_as_it_was() {
+    let Some(known) = gpu() else { return };
+    let mut other = start(&known, &stories(), &options());
+    let watch = Watch::default();
+    let gpu = gpu_with(&watch).unwrap();
+    let mut model = start(&gpu, &stories(), &options());
+    let first = prompt(&model, 20);
+    assert_eq!(model.forward(&first).unwrap().as_slice(), other.forward(&first).unwrap().as_slice());
+
+    let next = prompt(&model, 200);
+    watch.cancel();
+    let submissions = gpu.submissions();
+    assert_eq!(model.forward(&next).map(drop), Err(ForwardError::Cancelled));
+    assert_eq!(model.forward_greedy(&next), Err(ForwardError::Cancelled));
+    assert_eq!(model.forward_token_greedy(5), Err(ForwardError::Cancelled));
+    assert_eq!((model.position(), gpu.submissions()), (20, submissions));
+
+    // From the middle of a batch, after what was submitted by then.
+    watch.resume();
+    let before = watch.done();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while watch.done() == before {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            watch.cancel();
+        });
+        let outcome = model.forward(&next).map(drop);
+        // On a fast GPU all of it may have run by then.
+        assert!(matches!(outcome, Ok(()) | Err(ForwardError::Cancelled)), "{outcome:?}");
+        if outcome.is_err() {
+            assert_eq!(model.position(), 20);
+        }
+        model.truncate(20);
+    });
+    watch.resume();
+    let before = watch.done();
+    assert_eq!(model.forward(&next).unwrap().as_slice(), other.forward(&next).unwrap().as_slice());
+    // What was cancelled may still have been running.
+    assert!(watch.done() - before >= 200 * 5, "{}", watch.done() - before);
+    let expected = other.forward_token_greedy(5).unwrap();
+    assert_eq!(model.forward_token_greedy(5).unwrap(), expected);
+}
+
+#[test]
+fn setting_up_ends_where_it_is_cancelled() {
+    let watch = Watch::default();
+    let Some(gpu) = gpu_with(&watch) else { return };
+    let file = stories();
+    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
+    let weights = Weights::load(&file, &spec).unwrap();
+    let set_up = || WgpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, &options());
+    watch.cancel();
+    assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
+    assert!(gpu.pso().is_empty());
+    // As soon as weights are on the GPU, so that pipelines are left to be built.
+    watch.resume();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while watch.done() == 0 {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            watch.cancel();
+        });
+        assert!(matches!(set_up().err(), Some(WgpuError::Cancelled)));
+    });
+    assert!(watch.done() > 0);
+    watch.resume();
+    let mut model = set_up().unwrap();
+    model.forward_token(1).unwrap();
+}

@@ -1,0 +1,635 @@
+//! Whole models on the GPU: against float64 references, against the CPU, and against themselves however their tokens
+//! are grouped. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::wgpu::device::{gpu, gpu_of_any_subgroups, start};
+use metal_attention::gguf::GgufFile;
+use metal_attention::kernels::{WgpuDevice, WgpuError};
+use metal_attention::{
+    BatchToken, CacheType, EngineOptions, ForwardError, ForwardPass, Model, ModelSpec, Weights, WgpuForwardPass,
+    WgpuForwardPassOptions,
+};
+use metal_attention_testing::models::{Files, quants, small_quants};
+use serde::Deserialize;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn options(cache_type: CacheType) -> WgpuForwardPassOptions {
+    WgpuForwardPassOptions { n_ctx: 512, cache_type, ..Default::default() }
+}
+
+fn open(path: &Path) -> GgufFile {
+    GgufFile::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn stories() -> GgufFile {
+    open(&Path::new(ROOT).join("models/stories260K.gguf"))
+}
+
+fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
+    serde_json::from_slice(&metal_attention_testing::reference::bytes(name)).expect("reference JSON")
+}
+
+#[derive(Deserialize)]
+struct Continuations {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: String,
+    tokens: Vec<u32>,
+    logits_last: Vec<f64>,
+    argmax_all: Vec<u32>,
+    greedy: Vec<u32>,
+    #[serde(default)]
+    greedy_margins: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Models {
+    tokens: Vec<u32>,
+    models: BTreeMap<String, ModelCase>,
+}
+
+#[derive(Deserialize)]
+struct ModelCase {
+    logits_last: Vec<f64>,
+    argmax_all: Vec<u32>,
+}
+
+/// The batch of `ids` at the end of sequence `seq`, with the logits of every token.
+fn batch(model: &dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<BatchToken> {
+    let start = model.n_past(seq);
+    ids.iter().enumerate().map(|(i, &id)| BatchToken { id, seq, pos: start + i, logits: true }).collect()
+}
+
+/// Logits after every one of `ids`, appended to sequence 0 in one batch.
+fn logits(model: &mut dyn ForwardPass, ids: &[u32]) -> Vec<Vec<f32>> {
+    let batch = batch(model, 0, ids);
+    let logits = model.forward(&batch).expect("a batch that fits");
+    (0..logits.n_rows()).map(|i| logits.row(i).to_vec()).collect()
+}
+
+/// The `n` ids that greedy decoding appends to `ids`.
+fn greedy(model: &mut dyn ForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+    model.reset();
+    let mut out = vec![model.forward_prompt(ids).expect("a prompt that fits")];
+    while out.len() < n {
+        out.push(model.forward_token_greedy(out[out.len() - 1]).expect("room for a token"));
+    }
+    out
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
+}
+
+/// Squared error over the reference's variance.
+fn nmse(got: &[f32], want: impl IntoIterator<Item = f64>) -> f64 {
+    let want: Vec<f64> = want.into_iter().collect();
+    assert_eq!(got.len(), want.len());
+    let mean = want.iter().sum::<f64>() / want.len() as f64;
+    let error: f64 = got.iter().zip(&want).map(|(g, w)| (f64::from(*g) - w).powi(2)).sum();
+    error / want.iter().map(|w| (w - mean).powi(2)).sum::<f64>()
+}
+
+fn widened(row: &[f32]) -> impl Iterator<Item = f64> {
+    row.iter().map(|&v| f64::from(v))
+}
+
+/// `n` ids of the model's vocabulary.
+fn some_ids(model: &dyn ForwardPass, n: usize) -> Vec<u32> {
+    let n_vocab = model.spec().n_vocab;
+    (0..n).map(|i| ((i * i * 31 + i * 7 + 3) % n_vocab) as u32).collect()
+}
+
+#[test]
+fn stories_continuations_argmaxes_and_logits() {
+    let Some(gpu) = gpu() else { return };
+    let file = stories();
+    let mut f32_cache = start(&gpu, &file, &options(CacheType::F32));
+    let mut f16_cache = start(&gpu, &file, &options(CacheType::F16));
+    for case in read::<Continuations>("stories260K.json").cases {
+        f32_cache.reset();
+        let rows = logits(&mut f32_cache, &case.tokens);
+        let argmaxes: Vec<_> = rows.iter().map(|row| argmax(row)).collect();
+        assert_eq!(argmaxes, case.argmax_all, "{:?}", case.prompt);
+        for (got, want) in rows[rows.len() - 1].iter().zip(&case.logits_last) {
+            assert!((f64::from(*got) - want).abs() <= 1e-3, "{:?}: {got} {want}", case.prompt);
+        }
+        assert_eq!(greedy(&mut f32_cache, &case.tokens, case.greedy.len()), case.greedy, "{:?}", case.prompt);
+        f16_cache.reset();
+        let rows = logits(&mut f16_cache, &case.tokens);
+        let error = nmse(&rows[rows.len() - 1], case.logits_last);
+        assert!(error <= 1e-5, "{:?}: NMSE {error:e} with an F16 cache", case.prompt);
+    }
+}
+
+#[test]
+fn tales_continuations() {
+    let Some(gpu) = gpu() else { return };
+    let file = open(&Path::new(ROOT).join("models/tales-4m-q4_0.gguf"));
+    let exact = WgpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
+    for (options, limit) in [(exact, 1e-6), (options(CacheType::F16), 1e-4)] {
+        let mut model = start(&gpu, &file, &options);
+        for case in read::<Continuations>("tales-4m.json").cases {
+            model.reset();
+            let rows = logits(&mut model, &case.tokens);
+            let error = nmse(&rows[rows.len() - 1], case.logits_last);
+            assert!(error <= limit, "{:?} {options:?}: NMSE {error:e}", case.prompt);
+            // Greedy ids are certain until the two best logits are nearly equal.
+            let certain = case.greedy_margins.iter().position(|m| *m < 0.01).unwrap_or(case.greedy.len());
+            // A software GPU takes a fifth of a second for each.
+            let n = if gpu.summary().is_software() { certain.min(16) } else { certain };
+            assert_eq!(greedy(&mut model, &case.tokens, n), case.greedy[..n], "{:?}", case.prompt);
+        }
+    }
+}
+
+#[test]
+fn quantised_types() {
+    let Some(gpu) = gpu() else { return };
+    check_quantised_types(&gpu, "quants.json", quants(), 3);
+    check_quantised_types(&gpu, "small-quants.json", small_quants(), 9);
+}
+
+/// Holds the models in `files` to their logits in `reference`, which has those of others, too.
+fn check_quantised_types(gpu: &Arc<WgpuDevice>, reference: &str, files: &Files, n: usize) {
+    let Models { tokens, mut models } = read(reference);
+    models.retain(|name, _| files.contains_key(name));
+    assert_eq!((models.len(), files.len()), (n, n));
+    for (name, case) in models {
+        let file = GgufFile::from_bytes(&files[&name]).unwrap();
+        for exact in [true, false] {
+            let mut model = start(gpu, &file, &WgpuForwardPassOptions { exact, ..options(CacheType::F32) });
+            let rows = logits(&mut model, &tokens);
+            let error = nmse(&rows[rows.len() - 1], case.logits_last.iter().copied());
+            println!("{name} exact {exact}: NMSE {error:.1e}");
+            assert!(error <= 1e-6, "{name} exact {exact}: NMSE {error:e}");
+            // One by one, through the kernels for a single token.
+            model.reset();
+            let mut last = Vec::new();
+            for &id in &tokens {
+                last = model.forward_token(id).unwrap().to_vec();
+            }
+            let error = nmse(&last, case.logits_last.iter().copied());
+            assert!(error <= 1e-6, "{name} exact {exact}, token by token: NMSE {error:e}");
+        }
+    }
+}
+
+#[test]
+fn architectures() {
+    let Some(gpu) = gpu() else { return };
+    hold_architectures(&gpu, usize::MAX);
+}
+
+/// As of AMD's and Intel's devices, which run a kernel with more lanes or fewer as they see fit.
+#[test]
+fn subgroups_of_no_known_size() {
+    let Some(gpu) = gpu_of_any_subgroups() else { return };
+    if gpu.features().neighbours < 4 {
+        return;
+    }
+    assert_eq!((gpu.features().subgroup_size, gpu.features().neighbours), (0, 4));
+    hold_architectures(&gpu, 3);
+}
+
+/// Holds the first `n` architectures to their logits, a prompt at once and token by token.
+fn hold_architectures(gpu: &Arc<WgpuDevice>, n: usize) {
+    let Models { tokens, models } = read("architectures.json");
+    assert_eq!(models.len(), metal_attention_testing::models::architectures().len());
+    for (name, case) in models.into_iter().take(n) {
+        let file = GgufFile::from_bytes(&metal_attention_testing::models::architectures()[&name]).unwrap();
+        let mut model = start(gpu, &file, &options(CacheType::F32));
+        let rows = logits(&mut model, &tokens);
+        let argmaxes: Vec<_> = rows.iter().map(|row| argmax(row)).collect();
+        let error = nmse(&rows[rows.len() - 1], case.logits_last.iter().copied());
+        println!("{name}: NMSE {error:.1e}");
+        assert_eq!(argmaxes, case.argmax_all, "{name}");
+        assert!(error <= 1e-9, "{name}: NMSE {error:e}");
+        model.reset();
+        for (&id, &want) in tokens.iter().zip(&case.argmax_all) {
+            let got = model.forward_token_greedy(id).unwrap();
+            assert_eq!(got, want, "{name}, token by token");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_is_its_tokens_one_by_one() {
+    let Some(gpu) = gpu() else { return };
+    let qwen3 = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["qwen3.gguf"]).unwrap();
+    let tales = open(&Path::new(ROOT).join("models/tales-4m-q4_0.gguf"));
+    for (name, file) in [("stories260K", stories()), ("tales-4m", tales), ("qwen3", qwen3)] {
+        for cache_type in [CacheType::F16, CacheType::F32] {
+            let mut model = start(&gpu, &file, &options(cache_type));
+            let ids = some_ids(&model, 75);
+            let whole = logits(&mut model, &ids);
+            model.reset();
+            for (i, &id) in ids.iter().enumerate() {
+                let one = model.forward_token(id).expect("room for a token").to_vec();
+                let error = nmse(&one, widened(&whole[i]));
+                // Half-precision keys and values may round the other way when their sums do.
+                let limit = if cache_type == CacheType::F16 { 1e-5 } else { 1e-6 };
+                assert!(error <= limit, "{name} {cache_type} token {i}: NMSE {error:e}");
+            }
+            model.reset();
+            let last = model.forward_prompt(&ids).unwrap();
+            assert_eq!(last, argmax(&whole[ids.len() - 1]), "{name} {cache_type}");
+        }
+    }
+}
+
+/// A small xorshift: the same numbers on every machine.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % n
+    }
+}
+
+#[test]
+fn prompts_in_random_chunks_match_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let model = Model::built_in().unwrap();
+    let options = EngineOptions {
+        device: "cpu".parse().unwrap(),
+        n_ctx: Some(160),
+        cache_type: CacheType::F32,
+        ..Default::default()
+    };
+    let mut cpu = model.forward_pass(&options).unwrap();
+    let wgpu_options =
+        WgpuForwardPassOptions { n_ctx: 160, n_ubatch: 40, cache_type: CacheType::F32, ..Default::default() };
+    let n_rounds = if gpu.summary().is_software() { 300 } else { 1000 };
+    let mut pass = WgpuForwardPass::new(gpu, model.spec().clone(), model.weights(), &wgpu_options).unwrap();
+    let mut random = Random(0x5EED);
+    for round in 0..n_rounds {
+        // Mostly short prompts; every chunk boundary of the kernels is among the lengths.
+        let n = 1 + random.below(if round % 10 == 0 { 150 } else { 40 });
+        let ids: Vec<u32> = (0..n).map(|_| random.below(model.spec().n_vocab) as u32).collect();
+        cpu.reset();
+        let batch: Vec<_> =
+            ids.iter().enumerate().map(|(pos, &id)| BatchToken { id, seq: 0, pos, logits: pos + 1 == n }).collect();
+        let want = cpu.forward(&batch).unwrap().row(0).to_vec();
+        pass.reset();
+        let mut rest = batch.as_slice();
+        let mut got = Vec::new();
+        while !rest.is_empty() {
+            let (chunk, after) = rest.split_at(1 + random.below(rest.len()));
+            got = pass.forward(chunk).unwrap().last().map(<[f32]>::to_vec).unwrap_or_default();
+            rest = after;
+        }
+        let error = nmse(&got, widened(&want));
+        assert!(error <= 1e-9, "round {round}: {n} tokens, NMSE {error:e}");
+    }
+}
+
+#[test]
+fn decoding_goes_on_after_a_prompt_a_cut_and_a_reset() {
+    let Some(gpu) = gpu() else { return };
+    let mut model = start(&gpu, &stories(), &options(CacheType::F32));
+    let ids = some_ids(&model, 80);
+    let mut other = ids.clone();
+    other[30..].reverse();
+    let want = logits(&mut model, &other);
+    model.reset();
+    assert_eq!(model.position(), 0);
+    logits(&mut model, &ids);
+    model.truncate(200);
+    assert_eq!(model.position(), 80);
+    model.truncate(30);
+    let got = logits(&mut model, &other[30..]);
+    for (i, row) in got.iter().enumerate() {
+        let error = nmse(row, widened(&want[30 + i]));
+        assert!(error <= 1e-9, "token {} after a cut: NMSE {error:e}", 30 + i);
+    }
+    // Greedy steps queued ahead leave nothing behind when the text goes on otherwise.
+    model.reset();
+    let ahead = greedy(&mut model, &ids[..20], 10);
+    assert_eq!(model.position(), 29);
+    model.truncate(25);
+    let mut token = model.forward_token_greedy(ahead[5]).unwrap();
+    assert_eq!(token, ahead[6]);
+    token = model.forward_token_greedy(token).unwrap();
+    assert_eq!(token, ahead[7]);
+    let another = (token + 1) % model.spec().n_vocab as u32;
+    let forced = model.forward_token(another).unwrap().to_vec();
+    model.reset();
+    let text: Vec<u32> = ids[..20].iter().chain(&ahead[..7]).copied().chain([another]).collect();
+    // The last token of `text` replaces the greedy one at its place.
+    let text = &text[..text.len()];
+    let rows = logits(&mut model, text);
+    let error = nmse(&forced, widened(&rows[rows.len() - 1]));
+    assert!(error <= 1e-9, "after a token of the caller's: NMSE {error:e}");
+}
+
+#[test]
+fn greedy_steps_ahead_stop_at_the_end_of_the_context() {
+    let Some(gpu) = gpu() else { return };
+    let file = stories();
+    let mut model = start(&gpu, &file, &WgpuForwardPassOptions { n_ctx: 24, ..options(CacheType::F32) });
+    let mut long = start(&gpu, &file, &options(CacheType::F32));
+    let ids = some_ids(&model, 12);
+    let want = greedy(&mut long, &ids, 13);
+    assert_eq!(greedy(&mut model, &ids, 13), want);
+    assert_eq!(model.position(), 24);
+    let full = ForwardError::ContextFull { seq: 0, n_past: 24, n_new: 1, n_ctx: 24 };
+    assert_eq!(model.forward_token_greedy(want[12]).unwrap_err(), full);
+    assert_eq!(model.forward_token(want[12]).unwrap_err(), full);
+    model.truncate(23);
+    assert_eq!(model.forward_token_greedy(want[11]).unwrap(), want[12]);
+}
+
+#[test]
+fn sequences_in_one_batch_are_independent() {
+    let Some(gpu) = gpu() else { return };
+    let file = stories();
+    let mut apart = start(&gpu, &file, &options(CacheType::F32));
+    let ids = some_ids(&apart, 60);
+    let prompts = [&ids[..40], &ids[25..60], &ids[10..11]];
+    let want = prompts.map(|prompt| {
+        apart.reset();
+        logits(&mut apart, prompt)
+    });
+    for n_ubatch in [4, 17, 512] {
+        let mut together =
+            start(&gpu, &file, &WgpuForwardPassOptions { n_seq: 3, n_ubatch, ..options(CacheType::F32) });
+        let tokens: Vec<Vec<BatchToken>> =
+            prompts.iter().enumerate().map(|(seq, prompt)| batch(&together, seq, prompt)).collect();
+        let one_after_another: Vec<_> = tokens.iter().flatten().copied().collect();
+        let in_turns: Vec<_> = (0..40).flat_map(|i| tokens.iter().filter_map(move |t| t.get(i)).copied()).collect();
+        for order in [one_after_another, in_turns] {
+            together.reset();
+            let got = together.forward(&order).expect("a batch that fits");
+            for (i, token) in order.iter().enumerate() {
+                let error = nmse(got.row(i), widened(&want[token.seq][token.pos]));
+                assert!(error <= 1e-9, "ubatch {n_ubatch}, sequence {} position {}: {error:e}", token.seq, token.pos);
+            }
+            assert_eq!([0, 1, 2].map(|seq| together.n_past(seq)), [40, 35, 1]);
+        }
+        // Greedy decoding of all three at once, steps ahead included.
+        together.rewind(0, 20);
+        together.rewind(1, 20);
+        let mut texts = [prompts[0][..20].to_vec(), prompts[1][..20].to_vec(), prompts[2].to_vec()];
+        let mut next: Vec<u32> = (0..3).map(|s| argmax(&want[s][texts[s].len() - 1])).collect();
+        for _ in 0..6 {
+            let batch: Vec<_> =
+                (0..3).map(|seq| BatchToken { id: next[seq], seq, pos: together.n_past(seq), logits: true }).collect();
+            for (text, &id) in texts.iter_mut().zip(&next) {
+                text.push(id);
+            }
+            next = together.forward_greedy(&batch).unwrap();
+        }
+        for (seq, text) in texts.iter().enumerate() {
+            apart.reset();
+            let rows = logits(&mut apart, text);
+            assert_eq!(next[seq], argmax(&rows[rows.len() - 1]), "sequence {seq} of ubatch {n_ubatch}");
+        }
+    }
+}
+
+#[test]
+fn only_wanted_logits_come_back() {
+    let Some(gpu) = gpu() else { return };
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
+    let ids = some_ids(&model, 50);
+    let all = logits(&mut model, &ids);
+    for wanted in [vec![], vec![0], vec![49], vec![3, 15, 16, 17, 40], (20..50).collect()] {
+        model.reset();
+        let mut batch = batch(&model, 0, &ids);
+        for (i, token) in batch.iter_mut().enumerate() {
+            token.logits = wanted.contains(&i);
+        }
+        let got = model.forward(&batch).expect("a batch that fits");
+        assert_eq!(got.n_rows(), wanted.len());
+        for (row, &i) in wanted.iter().enumerate() {
+            let error = nmse(got.row(row), widened(&all[i]));
+            assert!(error <= 1e-12, "token {i} of {wanted:?}: {error:e}");
+        }
+        assert_eq!(model.position(), 50);
+        model.reset();
+        let ids = model.forward_greedy(&batch).unwrap();
+        assert_eq!(ids, wanted.iter().map(|&i| argmax(&all[i])).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn short_lists_are_the_largest_logits() {
+    let Some(gpu) = gpu() else { return };
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 20, ..options(CacheType::F32) });
+    let ids = some_ids(&model, 50);
+    let all = logits(&mut model, &ids);
+    assert_eq!(model.max_top_k(), 128);
+    for (k, wanted) in [(1, vec![49]), (40, vec![0, 16, 17, 49]), (128, (30..50).collect()), (200, vec![3])] {
+        model.reset();
+        let mut batch = batch(&model, 0, &ids);
+        for (i, token) in batch.iter_mut().enumerate() {
+            token.logits = wanted.contains(&i);
+        }
+        let lists = model.forward_top_k(&batch, k).unwrap();
+        assert_eq!((lists.len(), model.position()), (wanted.len(), 50));
+        for (list, &i) in lists.iter().zip(&wanted) {
+            let mut order: Vec<usize> = (0..all[i].len()).collect();
+            order.sort_by(|&a, &b| all[i][b].total_cmp(&all[i][a]).then(a.cmp(&b)));
+            let want: Vec<(u32, f32)> = order[..k].iter().map(|&id| (id as u32, all[i][id])).collect();
+            assert_eq!(*list, want, "{k} of token {i}");
+        }
+    }
+    assert_eq!(model.forward_top_k(&[], 5).unwrap_err(), ForwardError::EmptyPrompt);
+}
+
+#[test]
+fn a_seed_gives_one_text_on_every_device() {
+    use metal_attention::sampling::SamplerOptions;
+    use metal_attention::{Device, GenerateOptions, Generator};
+    if gpu().is_none() {
+        return;
+    }
+    let model = Model::built_in().unwrap();
+    let defaults = SamplerOptions { seed: Some(11), ..Default::default() };
+    for sampling in [SamplerOptions { top_k: 0, min_p: 0.0, ..defaults.clone() }, defaults] {
+        let [cpu, gpu] = [Device::Cpu, Device::Wgpu].map(|device| {
+            let options = EngineOptions { device, cache_type: CacheType::F32, exact: true, ..Default::default() };
+            let mut generator = Generator::new(&model, &options, sampling.clone()).unwrap();
+            let options = GenerateOptions { n_predict: Some(60), ..Default::default() };
+            generator.complete("Once upon a time", options).unwrap().map(|token| token.unwrap().id).collect::<Vec<_>>()
+        });
+        assert_eq!(gpu, cpu, "{sampling:?}");
+        assert!(cpu.len() > 20);
+    }
+}
+
+#[test]
+fn a_refused_batch_leaves_the_cache_as_it_was() {
+    let Some(gpu) = gpu() else { return };
+    let file = stories();
+    let mut model = start(&gpu, &file, &WgpuForwardPassOptions { n_ctx: 12, n_seq: 2, ..options(CacheType::F32) });
+    let ids = some_ids(&model, 12);
+    let want = logits(&mut model, &ids);
+    model.truncate(8);
+    let n_vocab = model.spec().n_vocab;
+    let token = |id, seq, pos| BatchToken { id, seq, pos, logits: true };
+    let bad = n_vocab as u32;
+    let refused = [
+        (vec![], ForwardError::EmptyPrompt),
+        (vec![token(1, 0, 8), token(bad, 0, 9)], ForwardError::TokenOutOfRange { id: bad, n_vocab }),
+        (vec![token(1, 0, 8), token(1, 2, 0)], ForwardError::SequenceOutOfRange { seq: 2, n_seq: 2 }),
+        (vec![token(1, 0, 8), token(1, 0, 10)], ForwardError::PositionGap { seq: 0, pos: 10, expected: 9 }),
+        (
+            (8..13).map(|pos| token(1, 0, pos)).collect(),
+            ForwardError::ContextFull { seq: 0, n_past: 8, n_new: 5, n_ctx: 12 },
+        ),
+    ];
+    for (batch, want) in refused {
+        assert_eq!(model.forward(&batch).expect_err("a refusal"), want);
+        assert_eq!(model.forward_greedy(&batch).expect_err("a refusal"), want);
+        assert_eq!((model.n_past(0), model.n_past(1)), (8, 0), "after {want}");
+    }
+    assert_eq!(model.forward_prompt(&[]).expect_err("a refusal"), ForwardError::EmptyPrompt);
+    let got = logits(&mut model, &ids[8..]);
+    for (row, want) in got.iter().zip(&want[8..]) {
+        assert!(nmse(row, widened(want)) <= 1e-9);
+    }
+}
+
+#[test]
+fn traced_and_untraced_runs_agree() {
+    let Some(gpu) = gpu() else { return };
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 32, ..options(CacheType::F32) });
+    let (n_layer, n_embd) = (model.spec().n_layer(), model.spec().n_embd);
+    let ids = some_ids(&model, 20);
+    let want = logits(&mut model, &ids);
+    model.reset();
+    let batch = batch(&model, 0, &ids);
+    let mut states = Vec::new();
+    let mut keep = |layer: usize, x: &[f32]| states.push((layer, x.to_vec()));
+    let got = model.forward_traced(&batch, Some(&mut keep)).unwrap();
+    for (i, want) in want.iter().enumerate() {
+        assert_eq!(got.row(i), want, "token {i}");
+    }
+    assert_eq!(states.iter().map(|s| s.0).collect::<Vec<_>>(), (0..n_layer).collect::<Vec<_>>());
+    assert!(states.iter().all(|s| s.1.len() == ids.len() * n_embd));
+    model.truncate(19);
+    let (one, single) = model.forward_token_debug(ids[19]).unwrap();
+    assert!(nmse(&one, widened(&want[19])) <= 1e-9);
+    for ((layer, all), one) in states.iter().zip(&single) {
+        let error = nmse(one, widened(&all[19 * n_embd..]));
+        assert!(error <= 1e-9, "layer {layer}: {error:e}");
+    }
+}
+
+#[test]
+fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
+    let Some(gpu) = gpu() else { return };
+    let file = open(&Path::new(ROOT).join("models/tales-4m-q4_0.gguf"));
+    let mut model = start(&gpu, &file, &options(CacheType::F16));
+    let n_layer = model.spec().n_layer() as u64;
+    let ids = some_ids(&model, 40);
+    let count = |gpu: &WgpuDevice| (gpu.submissions(), gpu.dispatches());
+
+    let before = count(&gpu);
+    model.forward_prompt(&ids).unwrap();
+    let after = count(&gpu);
+    // After 16 dispatches, 32, 64 and so on, and the rest.
+    let bunches = 1 + u64::from((after.1 - before.1).ilog2().saturating_sub(3));
+    assert!((1..=bunches).contains(&(after.0 - before.0)), "{} submissions of a prompt", after.0 - before.0);
+    assert!(after.1 - before.1 <= 13 * n_layer + 6, "{} dispatches for a prompt", after.1 - before.1);
+
+    for context in [40, 400] {
+        model.reset();
+        model.forward_prompt(&some_ids(&model, context)).unwrap();
+        // The first token's step is recorded, and while it runs the second one's.
+        model.forward_token(7).unwrap();
+        let before = count(&gpu);
+        model.forward_token(8).unwrap();
+        let after = count(&gpu);
+        assert_eq!(after.0 - before.0, 1, "submissions of a token");
+        let dispatches = after.1 - before.1;
+        assert!(dispatches <= 7 * n_layer + 5, "{dispatches} dispatches for a token after {context}");
+    }
+}
+
+#[test]
+fn a_second_prompt_allocates_nothing() {
+    let Some(gpu) = gpu() else { return };
+    let mut model = start(&gpu, &stories(), &WgpuForwardPassOptions { n_ubatch: 64, ..options(CacheType::F16) });
+    let ids = some_ids(&model, 200);
+    let mut allocations = Vec::new();
+    let pipelines = gpu.pso().len();
+    for _ in 0..3 {
+        greedy(&mut model, &ids, 20);
+        model.reset();
+        model.forward_prompt(&ids[..33]).unwrap();
+        model.forward_token(1).unwrap();
+        allocations.push(gpu.allocations());
+    }
+    assert_eq!(allocations[1], allocations[0]);
+    assert_eq!(allocations[2], allocations[0]);
+    assert_eq!(gpu.pso().len(), pipelines, "pipelines built after the model was set up");
+}
+
+#[test]
+fn a_lost_device_is_an_error_and_nothing_else() {
+    let Some(gpu) = gpu() else { return };
+    let mut model = start(&gpu, &stories(), &options(CacheType::F16));
+    let ids = greedy(&mut model, &[1, 403, 407], 5);
+    let past = model.position();
+    gpu.destroy();
+    let lost = |e: ForwardError| assert!(matches!(&e, ForwardError::Device { why } if why.contains("lost")), "{e}");
+    // A step that was queued before may still arrive; nothing after it does.
+    let mut id = ids[4];
+    let outcome = (0..6).try_for_each(|_| model.forward_token_greedy(id).map(|next| id = next));
+    lost(outcome.unwrap_err());
+    let kept = model.position();
+    assert!((past..past + 4).contains(&kept), "{past} {kept}");
+    lost(model.forward_token(1).unwrap_err());
+    lost(model.forward_prompt(&[1, 2, 3]).unwrap_err());
+    assert_eq!(model.position(), kept);
+    assert!(matches!(gpu.buffer("a buffer", 64), Err(WgpuError::Lost { .. })));
+}
+
+#[test]
+fn what_cannot_fit_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    let file = stories();
+    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
+    let weights = Weights::load(&file, &spec).unwrap();
+    let open = |options: &WgpuForwardPassOptions| {
+        WgpuForwardPass::new(Arc::clone(&gpu), spec.clone(), &weights, options).err().expect("a refusal")
+    };
+    for options in [
+        WgpuForwardPassOptions { n_ctx: 0, ..Default::default() },
+        WgpuForwardPassOptions { n_seq: 0, ..Default::default() },
+        WgpuForwardPassOptions { n_ubatch: 0, ..Default::default() },
+        WgpuForwardPassOptions { n_cache: Some(0), ..Default::default() },
+        WgpuForwardPassOptions { n_ctx: 64, n_seq: usize::MAX / 8, n_cache: Some(64), ..Default::default() },
+        WgpuForwardPassOptions { n_seq: usize::MAX, ..Default::default() },
+    ] {
+        let error = open(&options);
+        assert!(matches!(error, WgpuError::Option { .. }), "{error}");
+        assert!(error.to_string().contains("must be at least 1"), "{error}");
+    }
+    for (n_ctx, n_seq, n_cache) in [
+        (usize::MAX / 4, 1, None),
+        (1 << 40, 1, None),
+        (1 << 31, 64, None),
+        (1 << 40, 1 << 20, None),
+        (64, 1, Some(usize::MAX)),
+    ] {
+        let error = open(&WgpuForwardPassOptions { n_ctx, n_seq, n_cache, ..Default::default() });
+        assert!(
+            matches!(error, WgpuError::ModelTooLarge { .. } | WgpuError::TooLarge { .. }),
+            "{n_ctx} {n_seq} {n_cache:?}: {error}"
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! What the tests of whole models on the GPU share.
+
+// Each test file that takes this in uses a part of it.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use metal_attention::gguf::GgufFile;
+use metal_attention::kernels::{WgpuDevice, WgpuError, WgpuOptions};
+use metal_attention::{ModelSpec, Watch, Weights, WgpuForwardPass, WgpuForwardPassOptions};
+
+/// The GPU, with every access checked: a device for each test, as a software GPU runs what comes to one device in turn. `None`,
+/// with a message, on a machine that has none; in CI that is a failure.
+pub fn gpu() -> Option<Arc<WgpuDevice>> {
+    gpu_with(&Watch::default())
+}
+
+/// The same, whose work `watch` ends.
+pub fn gpu_with(watch: &Watch) -> Option<Arc<WgpuDevice>> {
+    open(&WgpuOptions { checked: true, watch: watch.clone(), ..Default::default() })
+}
+
+/// The same, whose kernels know of subgroups that they have four lanes or more.
+pub fn gpu_of_any_subgroups() -> Option<Arc<WgpuDevice>> {
+    open(&WgpuOptions { checked: true, least_subgroup: Some(4), ..Default::default() })
+}
+
+fn open(options: &WgpuOptions) -> Option<Arc<WgpuDevice>> {
+    match WgpuDevice::open(options) {
+        Ok(gpu) => Some(Arc::new(gpu)),
+        Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => {
+            metal_attention_testing::skip("this machine has no GPU");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// The model of `file` on `gpu`.
+pub fn start(gpu: &Arc<WgpuDevice>, file: &GgufFile, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
+    let spec = ModelSpec::from_metadata(file.metadata()).unwrap();
+    let weights = Weights::load(file, &spec).unwrap();
+    WgpuForwardPass::new(Arc::clone(gpu), spec, &weights, options).unwrap()
+}

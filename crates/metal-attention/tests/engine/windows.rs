@@ -1,0 +1,203 @@
+//! Layers with a window or a chunk keep the pages of that only: texts much longer than it, whose pages are used again and
+//! again, come out as they would with room for everything. Without a GPU its test is skipped; in CI that is a failure.
+
+use crate::toys::{Toy, batch, metadata, read, some_ids, toy};
+use metal_attention::{BatchToken, CacheType, CpuForwardPass, ForwardPass};
+use metal_attention_cpu::CpuOptions;
+use metal_attention_model::{Mask, Mixer};
+use metal_attention_testing::models::more_architectures;
+
+const N_CTX: usize = 640;
+/// Tokens that go through the layers at once, so that pages are used again soon; and so many that all have room.
+const FEW: usize = 24;
+const ALL: usize = N_CTX;
+
+/// Layers with windows, with chunks that begin with a page and that do not, and without either.
+fn mixed() -> Toy {
+    let mut toy = toy("mixed", &metadata("llama", 5, &[]));
+    let masks = [Mask::Window(40), Mask::Chunk(128), Mask::Causal, Mask::Chunk(100), Mask::Window(90)];
+    for (layer, mask) in toy.spec.layers.iter_mut().zip(masks) {
+        let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
+        a.mask = mask;
+    }
+    toy
+}
+
+/// All layers with a window: of a page and more, or of a token and a page.
+fn windows_alone(name: &'static str, windows: [usize; 2]) -> Toy {
+    let mut toy = toy(name, &metadata("llama", 2, &[]));
+    for (layer, window) in toy.spec.layers.iter_mut().zip(windows) {
+        let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
+        a.mask = Mask::Window(window);
+    }
+    toy
+}
+
+fn models(names: &[&'static str]) -> Vec<Toy> {
+    let published = names.iter().map(|&name| read(name, &more_architectures()[name]));
+    let alone = [windows_alone("windows alone", [70, 70]), windows_alone("narrow windows", [1, 64])];
+    [mixed()].into_iter().chain(alone).chain(published).collect()
+}
+
+fn on_cpu(toy: &Toy, n_seq: usize, n_ubatch: usize) -> CpuForwardPass {
+    let cache_type = CacheType::F32;
+    let options = CpuOptions { n_ctx: N_CTX, n_seq, n_threads: 2, cache_type, n_ubatch, ..Default::default() };
+    CpuForwardPass::new(toy.spec.clone(), &toy.weights, &options).unwrap()
+}
+
+/// Appends `ids` to sequence `seq`; all their logits.
+fn logits(pass: &mut dyn ForwardPass, seq: usize, ids: &[u32]) -> Vec<f32> {
+    let batch = batch(pass, seq, ids, true);
+    pass.forward(&batch).unwrap().as_slice().to_vec()
+}
+
+/// `n` greedy ids of sequence 0 from its next token on, steps queued ahead where the device does.
+fn greedy(pass: &mut dyn ForwardPass, ids: &[u32], n: usize) -> Vec<u32> {
+    let mut text = vec![pass.forward_prompt(ids).unwrap()];
+    while text.len() < n {
+        text.push(pass.forward_token_greedy(text[text.len() - 1]).unwrap());
+    }
+    text
+}
+
+#[test]
+fn pages_used_again_give_the_bits_of_room_for_everything() {
+    let ids = some_ids(500);
+    for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "gemma4.gguf", "cohere2.gguf", "gpt-oss.gguf"]) {
+        let (name, n_vocab) = (toy.name, toy.spec.n_vocab);
+        let mut whole = on_cpu(&toy, 2, ALL);
+        let mut pass = on_cpu(&toy, 2, FEW);
+        let want = logits(&mut whole, 0, &ids);
+        let rest = |n: usize| &want[n * n_vocab..];
+        assert!(pass.kv_cache_bytes() < whole.kv_cache_bytes(), "{name}");
+        assert!(logits(&mut pass, 0, &ids) == want, "{name}: in one call");
+        // What a micro-batch added can be taken back; what lies far back cannot, and less is reached.
+        assert_eq!(pass.rewind(0, 500 - FEW), 500 - FEW, "{name}");
+        assert!(logits(&mut pass, 0, &ids[500 - FEW..]) == rest(500 - FEW), "{name}: the last tokens anew");
+        assert_eq!(pass.share_prefix(0, 1, 490).unwrap(), 490, "{name}");
+        assert!(logits(&mut pass, 1, &ids[490..]) == rest(490), "{name}: after a shared beginning");
+        let reached = pass.share_prefix(0, 1, 150).unwrap();
+        assert_eq!(reached, 0, "{name}");
+        assert!(logits(&mut pass, 1, &ids[reached..]) == want, "{name}: after a beginning that was lost");
+        assert_eq!((pass.reachable(0, 150), pass.rewind(0, 150), pass.n_past(0)), (0, 0, 0), "{name}");
+        // Step by step, beside another text.
+        for at in (0..500).step_by(20) {
+            let both = [batch(&pass, 0, &ids[at..at + 20], true), batch(&pass, 1, &ids[..5], false)].concat();
+            let found = pass.forward(&both).unwrap();
+            assert!(found.as_slice()[..20 * n_vocab] == rest(at)[..20 * n_vocab], "{name}: from {at} on");
+        }
+        pass.reset();
+        assert_eq!(pass.cache_pages().free, pass.cache_pages().total, "{name}");
+        // A whole pool of pages for one text, however many it goes through.
+        assert!(logits(&mut pass, 0, &ids) == want, "{name}: once more");
+    }
+}
+
+#[test]
+fn a_chunk_that_begins_with_a_page_can_be_begun_again() {
+    let mut toy = mixed();
+    for (layer, mask) in toy.spec.layers.iter_mut().zip([Mask::Causal, Mask::Chunk(128)].into_iter().cycle()) {
+        let Mixer::Attention(a) = &mut layer.mixer else { panic!("llama has attention") };
+        a.mask = mask;
+    }
+    let ids = some_ids(500);
+    let want = logits(&mut on_cpu(&toy, 1, ALL), 0, &ids);
+    let mut pass = on_cpu(&toy, 2, FEW);
+    logits(&mut pass, 0, &ids);
+    assert_eq!(pass.share_prefix(0, 1, 200).unwrap(), 128);
+    assert_eq!(pass.rewind(0, 150), 128);
+    for seq in [0, 1] {
+        assert!(logits(&mut pass, seq, &ids[128..]) == want[128 * toy.spec.n_vocab..], "sequence {seq}");
+    }
+}
+
+/// Greedy ids of texts side by side, after shared beginnings and after cuts, where `pass` has three sequences and `alone` one
+/// with room for everything.
+fn texts_are_those_written_alone(name: &str, pass: &mut dyn ForwardPass, alone: &mut dyn ForwardPass) {
+    const N: usize = 80;
+    let ids = some_ids(300);
+    // Sequences that begin with so many of the ids, and then go on with one of their own.
+    let begins = [(0, 300, 5), (1, 299, 6), (2, 40, 7)];
+    let want = begins.map(|(_, n, own)| {
+        alone.reset();
+        greedy(alone, &[&ids[..n], &[own]].concat(), N)
+    });
+    // Steps run ahead, and pages go, until half of them is cut off and written anew.
+    let found = greedy(pass, &[&ids[..], &[begins[0].2]].concat(), N);
+    assert_eq!(found, want[0], "{name}: alone");
+    let reached = pass.truncate(301 + N / 2);
+    let again = [&ids[..], &[begins[0].2], &want[0][..=N / 2]].concat();
+    assert_eq!(greedy(pass, &again[reached..], N / 2 - 1), want[0][N / 2 + 1..], "{name}: after a cut");
+    let reached = pass.truncate(300);
+    if reached < 300 {
+        let batch = batch(pass, 0, &ids[reached..], false);
+        pass.forward(&batch).unwrap();
+    }
+    for &(seq, n, _) in &begins[1..] {
+        let reached = pass.share_prefix(0, seq, n).unwrap();
+        assert!(reached == n || n == 40, "{name}: {reached} of {n}");
+        if reached < n {
+            let batch = batch(pass, seq, &ids[reached..n], false);
+            pass.forward(&batch).unwrap();
+        }
+    }
+    let mut texts = begins.map(|(_, _, own)| vec![own]);
+    for i in 0..N {
+        let next = |(seq, text): (usize, &Vec<u32>)| {
+            let id = text[text.len() - 1];
+            BatchToken { id, seq, pos: pass.n_past(seq), logits: true }
+        };
+        let batch: Vec<_> = texts.iter().enumerate().map(next).collect();
+        // Queued ahead, and one by one.
+        let next = if i % 10 < 7 {
+            pass.forward_greedy(&batch).unwrap()
+        } else {
+            pass.forward_top_k(&batch, 4).unwrap().iter().map(|list| list[0].0).collect()
+        };
+        texts.iter_mut().zip(next).for_each(|(text, id)| text.push(id));
+    }
+    for (seq, (text, want)) in texts.iter().zip(&want).enumerate() {
+        assert_eq!(text[1..], want[..], "{name}: sequence {seq}");
+    }
+}
+
+#[test]
+fn texts_on_the_cpu_are_those_written_alone() {
+    for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "gemma4.gguf", "cohere2.gguf", "gpt-oss.gguf"]) {
+        texts_are_those_written_alone(toy.name, &mut on_cpu(&toy, 3, FEW), &mut on_cpu(&toy, 1, ALL));
+    }
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn texts_on_the_gpu_are_those_written_alone() {
+    use std::sync::Arc;
+
+    use metal_attention::{WgpuForwardPass, WgpuForwardPassOptions};
+
+    let Some(gpu) = crate::wgpu::device::gpu() else { return };
+    let ids = some_ids(500);
+    for toy in models(&["gemma2.gguf", "gemma3.gguf", "gemma3n.gguf", "cohere2.gguf"]) {
+        let name = toy.name;
+        let open = |n_seq, n_ubatch| {
+            let options = WgpuForwardPassOptions {
+                n_ctx: N_CTX,
+                n_seq,
+                n_ubatch,
+                cache_type: CacheType::F32,
+                ..Default::default()
+            };
+            let needed = options.memory_needed(&toy.spec, &toy.weights, gpu.summary().max_binding);
+            let pass = WgpuForwardPass::new(Arc::clone(&gpu), toy.spec.clone(), &toy.weights, &options).unwrap();
+            assert_eq!(needed.kv_cache, pass.memory_use().kv_cache, "{name}");
+            pass
+        };
+        let (mut pass, mut alone) = (open(3, FEW), open(1, ALL));
+        assert!(pass.kv_cache_bytes() < 3 * alone.kv_cache_bytes(), "{name}");
+        let want = logits(&mut on_cpu(&toy, 1, ALL), 0, &ids);
+        let error = crate::toys::nmse(&logits(&mut pass, 0, &ids), &want);
+        assert!(error < 1e-6, "{name}: NMSE {error:e}");
+        pass.reset();
+        texts_are_those_written_alone(name, &mut pass, &mut alone);
+    }
+}

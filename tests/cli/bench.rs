@@ -1,0 +1,304 @@
+//! `bench`: what is measured, in which form, and what is refused. The numbers themselves are not held against anything.
+
+use std::path::Path;
+use std::process::Output;
+
+use crate::common::{has_gpu, run, stderr, stdout};
+use serde_json::{Value, json};
+
+/// Runs `bench` on the CPU, with few iterations and short decodes where `args` say nothing else.
+fn on_cpu(args: &[&str]) -> Output {
+    let mut all = vec!["bench", "--device", "cpu"];
+    for (flag, few) in [("--iterations", "2"), ("--gen-length", "3")] {
+        if !args.contains(&flag) {
+            all.extend([flag, few]);
+        }
+    }
+    run(&[&all[..], args].concat())
+}
+
+fn bench(args: &[&str]) -> String {
+    stdout(on_cpu(args))
+}
+
+fn report(args: &[&str]) -> Value {
+    serde_json::from_str(&bench(&[&["--json"], args].concat())).unwrap()
+}
+
+fn results(report: &Value) -> &[Value] {
+    report["results"].as_array().unwrap()
+}
+
+/// Phase, prompt, tokens to decode, depth, sequences, threads.
+fn tests(report: &Value) -> Vec<Value> {
+    let names = ["phase", "n_prompt", "n_gen", "depth", "batch", "threads"];
+    results(report).iter().map(|r| names.iter().map(|name| r[name].clone()).collect()).collect()
+}
+
+#[test]
+fn every_combination_is_a_result() {
+    let args = ["--seq-lengths", "4,8", "--depth", "0,5", "--batch", "1,2", "--threads", "1,2", "--warmup", "0"];
+    let report = report(&args);
+    let expected: Vec<_> = [1, 2]
+        .iter()
+        .flat_map(|threads| {
+            [
+                json!(["prefill", 4, 0, 0, 1, threads]),
+                json!(["prefill", 8, 0, 0, 1, threads]),
+                json!(["decode", 0, 3, 0, 1, threads]),
+                json!(["decode", 0, 3, 5, 1, threads]),
+                json!(["decode", 0, 3, 0, 2, threads]),
+                json!(["decode", 0, 3, 5, 2, threads]),
+            ]
+        })
+        .collect();
+    assert_eq!(tests(&report), expected);
+    for result in results(&report) {
+        assert_eq!((&result["device"], &result["driver"]), (&json!("cpu"), &Value::Null));
+        assert_eq!(result["model"], "stories260K (built in)");
+        // sha256sum models/stories260K.gguf
+        assert_eq!(result["model_sha256"], "e10e90d4e58761087890a30bcc3d2857618a53375cfaf1955b19961e5d2d02b0");
+        let rates = &result["tokens_per_second"];
+        let samples: Vec<_> = rates["samples"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        assert_eq!(samples.len(), 2);
+        let number = |name: &str| rates[name].as_f64().unwrap();
+        assert!(samples.contains(&number("best")) && samples.iter().all(|&x| x > 0.0 && x <= number("best")));
+        assert!((number("mean") * 2.0 / (samples[0] + samples[1]) - 1.0).abs() < 1e-12, "{rates}");
+    }
+    assert_eq!((&report["interrupted"], &report["engine"]["name"]), (&json!(false), &json!("metal-attention")));
+    assert_eq!(report["settings"]["iterations"], 2);
+}
+
+#[test]
+fn models_come_one_after_the_other_and_long_tests_are_skipped() {
+    let built_in = concat!(env!("CARGO_MANIFEST_DIR"), "/models/stories260K.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let short = folder.path().join("short.gguf");
+    let short = short.to_str().unwrap();
+    let sizes = ["--n-layer", "1", "--n-embd", "64", "--n-head", "2", "--n-ff", "64", "--n-ctx", "256"];
+    stdout(run(&[&["synth", "custom", "-o", short], &sizes[..]].concat()));
+    let report = report(&["-m", built_in, short, "--seq-lengths", "2,300", "--depth", "0,254,18446744073709551615"]);
+    let found: Vec<_> = results(&report).iter().map(|r| (&r["model"], &r["n_prompt"], &r["depth"])).collect();
+    let (small, short) = (json!("stories260K.gguf"), json!("short.gguf"));
+    let [zero, two, long, deep] = [0, 2, 300, 254].map(|n| json!(n));
+    assert_eq!(
+        found,
+        [
+            (&small, &two, &zero),
+            (&small, &long, &zero),
+            (&small, &zero, &zero),
+            (&small, &zero, &deep),
+            (&short, &two, &zero),
+            (&short, &zero, &zero),
+        ]
+    );
+    let skipped: Vec<_> = report["skipped"].as_array().unwrap().iter().map(|s| (&s["model"], &s["depth"])).collect();
+    assert_eq!(skipped, [(&small, &json!(u64::MAX)), (&short, &zero), (&short, &deep), (&short, &json!(u64::MAX)),]);
+    let reason = report["skipped"][1]["reason"].as_str().unwrap();
+    assert!(reason.contains("prefill of 300 tokens") && reason.contains("256") && reason.contains("-c"), "{reason}");
+}
+
+#[test]
+fn a_given_context_replaces_that_of_the_training() {
+    let skipped =
+        |args: &[&str]| report(&[args, &["--seq-lengths", "520", "--gen-length", "0"]].concat())["skipped"].clone();
+    assert_eq!(skipped(&["-c", "520"]), json!([]));
+    assert_eq!(skipped(&["-c", "519"]).as_array().unwrap().len(), 1);
+    assert_eq!(skipped(&["-c", "0"]).as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn the_other_formats_have_the_same_results() {
+    let args = ["--seq-lengths", "4", "--depth", "0,2"];
+    let csv = bench(&[&["--csv"], &args[..]].concat());
+    let lines: Vec<_> = csv.lines().collect();
+    assert_eq!(lines.len(), 4, "{csv}");
+    assert!(lines[0].starts_with("engine,version,commit,model,model_sha256,device,device_name,driver,threads,phase,"));
+    assert!(lines[1].contains(",prefill,4,0,0,1,") && lines[3].contains(",decode,0,3,2,1,"), "{csv}");
+    let markdown = bench(&[&["--markdown"], &args[..]].concat());
+    assert_eq!(markdown.lines().filter(|line| line.starts_with("| ")).count(), 5, "{markdown}");
+    let table = bench(&args);
+    assert_eq!(table.lines().filter(|line| line.starts_with("stories260K (built in)  cpu")).count(), 3, "{table}");
+}
+
+#[test]
+fn one_phase_alone_is_measured() {
+    assert_eq!(tests(&report(&["--seq-lengths", "0", "-t", "1"])), [json!(["decode", 0, 3, 0, 1, 1])]);
+    let prefill = report(&["--seq-lengths", "7,7", "--gen-length", "0", "-t", "1"]);
+    assert_eq!(tests(&prefill), [json!(["prefill", 7, 0, 0, 1, 1])]);
+}
+
+#[test]
+fn an_earlier_report_is_compared_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("earlier.json");
+    let args = ["--seq-lengths", "4", "-t", "1", "--iterations", "2"];
+    let mut earlier = report(&args);
+    // A machine that decodes a million times as fast, and has never prefilled 4 tokens.
+    earlier["results"][0]["n_prompt"] = json!(5);
+    earlier["results"][1]["tokens_per_second"]["samples"] = json!([1e12, 1e12, 1e12]);
+    std::fs::write(&path, earlier.to_string()).unwrap();
+    let flags = ["--compare", path.to_str().unwrap()];
+    let output = on_cpu(&[&["--json"], &args[..], &flags].concat());
+    assert!(stderr(&output).contains("note: 1 result not in the earlier report"), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(&stdout(output)).unwrap();
+    assert_eq!(results(&report)[0].get("comparison"), None);
+    let comparison = &results(&report)[1]["comparison"];
+    assert_eq!(comparison["earlier_median"], 1e12);
+    let ratio = comparison["ratio"].as_f64().unwrap();
+    let median = results(&report)[1]["tokens_per_second"]["median"].as_f64().unwrap();
+    assert!(ratio < 1e-3 && (ratio * 1e12 / median - 1.0).abs() < 1e-12, "{comparison}");
+    assert!(comparison["noise"].as_f64().unwrap() >= 0.01);
+    let table = bench(&[&args[..], &flags].concat());
+    assert!(table.contains("  moved\n") && table.contains("ratio"), "{table}");
+}
+
+#[test]
+fn a_comparison_with_anything_else_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("earlier.json");
+    let path = path.to_str().unwrap();
+    let refused = |part: &str| {
+        let output = on_cpu(&["--compare", path]);
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains(part) && errors.contains("earlier.json"), "{part}: {errors}");
+        assert_eq!(output.stdout, b"");
+    };
+    refused("No such file");
+    let result = json!({
+        "model": "m", "model_sha256": "", "phase": "decode", "n_prompt": 0, "n_gen": 1, "depth": 0, "batch": 1,
+        "threads": 1, "device": "cpu", "device_name": "", "driver": null,
+        "tokens_per_second": {"mean": 1, "median": 1, "stddev": 0, "best": 1, "samples": []},
+    });
+    let valid = report(&["--seq-lengths", "1", "--gen-length", "0"]);
+    let with = |name: &str, value: Value| {
+        let mut report = valid.clone();
+        report[name] = value;
+        report.to_string()
+    };
+    for (text, part) in [
+        (String::new(), "EOF"),
+        ("[]".into(), "no schema_version"),
+        ("{\"schema_version\": \"1\"}".into(), "no schema_version"),
+        ("{\"schema_version\": 1}".into(), "missing field"),
+        (with("schema_version", json!(2)), "schema_version is 2"),
+        (with("results", json!([result])), "no samples above 0"),
+        (with("results", json!([{"phase": "sleep"}])), "sleep"),
+        (with("results", json!({})), "expected a sequence"),
+    ] {
+        std::fs::write(path, text).unwrap();
+        refused(part);
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let missing = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nosuch.gguf");
+    for (args, code, part) in [
+        (&["--iterations", "0"][..], 2, "at least 1"),
+        (&["--batch", "0"], 2, "at least 1"),
+        (&["--threads", "0"], 2, "at least 1"),
+        (&["--threads", "99999999"], 2, "threads"),
+        (&["--seq-lengths", ""], 2, "empty"),
+        (&["--seq-lengths", "1,x"], 2, "invalid digit"),
+        (&["--seq-lengths", "-1"], 2, "-1"),
+        (&["--depth", "1,,2"], 2, "empty"),
+        (&["--seq-lengths", "0", "--gen-length", "0"], 2, "nothing to measure"),
+        (&["--device", "cpu,tpu"], 2, "\"tpu\" is no device"),
+        (&["--device", "cpu", "--gpu"], 2, "cannot be used with"),
+        (&["--json", "--csv"], 2, "cannot be used with"),
+        (&["-m", missing.to_str().unwrap()], 3, "nosuch.gguf"),
+        (&["--device", "gpu:nosuch"], 4, "nosuch"),
+        (&["--device", "cpu", "--seq-lengths", "0", "--batch", "99999999999999999"], 2, "at most 1048576"),
+    ] {
+        let output = run(&[&["bench"], args].concat());
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
+        assert!(errors.contains(part), "{args:?}: {errors}");
+        assert_eq!(output.stdout, b"", "{args:?}");
+    }
+}
+
+#[test]
+fn what_was_measured_before_an_error_is_printed() {
+    let args = ["bench", "--device", "cpu,gpu:nosuch", "--seq-lengths", "4", "--gen-length", "0", "--json"];
+    let output = run(&args);
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(results(&report).len(), 1);
+}
+
+#[test]
+fn every_test_has_a_profile() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let flags = ["--seq-lengths", "4", "--depth", "0,5", "-t", "1", "--json", "--profile", trace.to_str().unwrap()];
+    let output = on_cpu(&flags);
+    let errors = stderr(&output);
+    let report: Value = serde_json::from_str(&stdout(output)).unwrap();
+    assert_eq!(results(&report).len(), 3);
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let names: Vec<_> = events.iter().filter(|e| e["name"] == "process_name").collect();
+    let tests = ["prefill of 4 tokens", "decode of 3 tokens", "decode of 3 tokens at depth 5"];
+    assert_eq!(names.len(), 3);
+    for ((name, test), (pid, steps)) in names.iter().zip(tests).zip([(1, 1), (2, 3), (3, 3)]) {
+        let title = name["args"]["name"].as_str().unwrap();
+        assert!(title.starts_with("stories260K (built in), CPU, ") && title.ends_with(&format!(", {test}")), "{title}");
+        assert!(errors.contains(title), "{errors}");
+        let found = events.iter().filter(|e| e["pid"] == pid && e["tid"] == 1 && e["ph"] == "X").count();
+        assert_eq!(found, steps, "{title}: what fills the context is left out");
+    }
+}
+
+#[test]
+fn flags_of_bench_are_not_those_of_the_roofline() {
+    let output = run(&["bench", "--json", "roofline"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("roofline"), "{}", stderr(&output));
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_with_what_was_measured() {
+    use std::process::{Command, Stdio};
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut child = crate::common::program()
+        .args(["bench", "--device", "cpu", "--json", "--iterations", "100000000", "--seq-lengths", "1", "-v"])
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    // With -v the program tells when the model is loaded: Ctrl-C has been listened for since.
+    while !std::fs::read_to_string(&log).unwrap().contains("scratch") {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert!(child.try_wait().unwrap().is_none(), "{}", std::fs::read_to_string(&log).unwrap());
+    }
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert!(results(&report).len() < 2, "{report}");
+}
+
+#[test]
+fn gpus_are_measured_once_whatever_the_threads() {
+    if !has_gpu() {
+        return;
+    }
+    let args = ["bench", "--device", "gpu:0,cpu", "--threads", "1,2", "--seq-lengths", "20", "--gen-length", "3"];
+    let more = ["--depth", "0,6", "--batch", "1,2", "--iterations", "1", "--json"];
+    let report: Value = serde_json::from_str(&stdout(run(&[&args[..], &more].concat()))).unwrap();
+    let devices: Vec<_> = results(&report).iter().map(|r| (r["device"].clone(), r["threads"].clone())).collect();
+    let on = |device, threads| vec![(json!(device), json!(threads)); 5];
+    assert_eq!(devices, [on("gpu:0", 1), on("cpu", 1), on("cpu", 2)].concat());
+    let listed: Value = serde_json::from_str(&stdout(run(&["devices", "--json"]))).unwrap();
+    let gpu = &listed["gpus"][0];
+    assert_eq!((&results(&report)[0]["device_name"], &results(&report)[0]["driver"]), (&gpu["name"], &gpu["driver"]));
+    let gpu = stdout(run(&["bench", "--gpu", "--seq-lengths", "2", "--gen-length", "0", "--iterations", "1"]));
+    assert!(gpu.contains("stories260K (built in)  gpu "), "{gpu}");
+}

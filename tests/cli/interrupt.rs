@@ -1,0 +1,403 @@
+//! Ctrl-C at any moment: while a model loads, in the middle of a micro-batch, in a conversation.
+#![cfg(target_os = "linux")]
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::common::{program, stderr};
+use metal_attention::gguf::{GgufFile, GgufWriter, TensorDecl, TensorType};
+use metal_attention_model::{ModelShape, ModelSpec};
+
+/// Longer than anything here may take, on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A file whose bytes after the first write are a hole: it takes no space, and reads as zeros.
+struct Sparse {
+    file: File,
+    has_header: bool,
+}
+
+impl Write for Sparse {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if std::mem::replace(&mut self.has_header, true) {
+            self.file.seek(SeekFrom::Current(bytes.len() as i64))?;
+            Ok(bytes.len())
+        } else {
+            self.file.write_all(bytes).map(|()| bytes.len())
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let len = self.file.stream_position()?;
+        self.file.set_len(len)
+    }
+}
+
+/// Writes a model whose weights are zeros.
+fn write_model(path: &Path, n_layer: usize, n_embd: usize) {
+    let shape = ModelShape {
+        n_layer,
+        n_embd,
+        n_head: n_embd / 64,
+        n_head_kv: n_embd / 256,
+        n_ff: 4 * n_embd,
+        n_vocab: 512,
+        n_ctx_train: 8192,
+        ..ModelShape::named("custom").unwrap().clone()
+    };
+    let mut metadata = shape.metadata();
+    let built_in = GgufFile::from_bytes(metal_attention::BUILT_IN_MODEL).unwrap();
+    for (key, value) in built_in.metadata().iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        metadata.set(key, value.clone());
+    }
+    let spec = ModelSpec::from_metadata(&metadata).unwrap();
+    let declare = |tensor: &metal_attention_model::TensorSpec| TensorDecl {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        ty: if tensor.is_matrix() { TensorType::F16 } else { TensorType::F32 },
+    };
+    let tensors: Vec<_> = shape.tensors(&spec).iter().map(declare).collect();
+    let out = Sparse { file: File::create(path).unwrap(), has_header: false };
+    let mut writer = GgufWriter::new(out, 3, &metadata, &tensors).unwrap();
+    for tensor in &tensors {
+        writer.write(&vec![0; tensor.ty.row_bytes(tensor.shape.iter().product())]).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// A folder with a model in it.
+fn model(n_layer: usize, n_embd: usize) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("zeros.gguf");
+    write_model(&path, n_layer, n_embd);
+    (folder, path)
+}
+
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Waits until `done` is true, for as long as the program runs.
+fn wait_for(child: &mut Child, what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before {what}");
+        assert!(start.elapsed() < PATIENCE, "{what} never came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The program with its output in files, which take all of it without a reader.
+struct Running {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(args: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| File::create(folder.path().join(name)).unwrap();
+        // A pipe on stdin that nothing is written to, for what reads messages.
+        let child = program()
+            .args(args)
+            .env("METAL_ATTENTION_CACHE", "off")
+            .stdin(Stdio::piped())
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .spawn()
+            .unwrap();
+        Self { child, folder }
+    }
+
+    fn wait_for_stderr(&mut self, text: &str) {
+        let path = self.folder.path().join("err");
+        wait_for(&mut self.child, text, || std::fs::read_to_string(&path).unwrap().contains(text));
+    }
+
+    /// Waits until the program has opened the file, which is when it begins to load it.
+    fn wait_for_opened(&mut self, path: &Path) {
+        let maps = format!("/proc/{}/maps", self.child.id());
+        let path = path.to_str().unwrap();
+        wait_for(&mut self.child, "the model", || std::fs::read_to_string(&maps).is_ok_and(|maps| maps.contains(path)));
+    }
+
+    fn end(mut self) -> Output {
+        let status = self.child.wait().unwrap();
+        let read = |name: &str| std::fs::read(self.folder.path().join(name)).unwrap();
+        Output { status, stdout: read("out"), stderr: read("err") }
+    }
+}
+
+#[test]
+fn a_model_that_loads_is_not_waited_for() {
+    // Some 800 MiB.
+    let (_folder, path) = model(6, 2048);
+    let text = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&text, "Once upon a time there was a little girl. ".repeat(100)).unwrap();
+    let (model, text) = (path.to_str().unwrap(), text.path().to_str().unwrap());
+    for args in [
+        &["run", "-p", "x"][..],
+        &["chat"],
+        &["perplexity", "-f", text, "-c", "64"],
+        &["logits", "-p", "x"],
+        &["bench", "--iterations", "1"],
+        &["bench", "roofline"],
+        &["compare", "-p", "x", "--devices", "cpu,cpu"],
+        &["serve", "--port", "0"],
+    ] {
+        let mut args = [args, &["-v", "-m", model]].concat();
+        if args[0] != "compare" {
+            args.extend(["--device", "cpu"]);
+        }
+        let mut running = Running::start(&args);
+        running.wait_for_opened(&path);
+        interrupt(&running.child);
+        let output = running.end();
+        let errors = stderr(&output);
+        assert_eq!(output.status.code(), Some(130), "{args:?}: {errors}");
+        assert!(!errors.contains("repacked weights"), "{args:?} loaded the model to the end: {errors}");
+        assert_eq!(output.stdout, b"", "{args:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_loads_is_not_waited_for() {
+    if !crate::common::has_gpu() {
+        return;
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tales-4m-q4_0.gguf");
+    let model = path.to_str().unwrap();
+    // From looking for drivers to compiling kernels.
+    for pause in [0, 30, 100, 300] {
+        let mut running = Running::start(&["run", "-v", "--gpu", "-m", model, "-p", "x", "-n", "100000"]);
+        running.wait_for_opened(&path);
+        std::thread::sleep(Duration::from_millis(pause));
+        interrupt(&running.child);
+        let output = running.end();
+        assert_eq!(output.status.code(), Some(130), "after {pause} ms: {}", stderr(&output));
+    }
+}
+
+/// A prompt that takes seconds in one micro-batch, also on a fast machine.
+fn long_text() -> String {
+    "a ".repeat(3000)
+}
+
+#[test]
+fn a_prompt_ends_in_the_middle_of_a_micro_batch() {
+    let (_folder, path) = model(8, 1024);
+    let (model, text) = (path.to_str().unwrap(), long_text());
+    let args = ["run", "-v", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "-p", &text];
+    let mut running = Running::start(&args);
+    running.wait_for_stderr("seed: ");
+    std::thread::sleep(Duration::from_millis(500));
+    interrupt(&running.child);
+    let output = running.end();
+    let errors = stderr(&output);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(130), &b""[..]), "{errors}");
+    // Statistics are told, and the micro-batch is no part of them.
+    assert!(errors.contains("\nprompt               0 tokens\n"), "{errors}");
+    assert!(errors.contains("\ngenerated            0 tokens\n"), "{errors}");
+}
+
+#[test]
+fn results_so_far_are_kept() {
+    let (_folder, path) = model(8, 1024);
+    let model = path.to_str().unwrap();
+    let text = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&text, "a ".repeat(20_000)).unwrap();
+    // Chunks of a second or so, the next of which is under way when the first is told.
+    let args = ["perplexity", "--device", "cpu", "-m", model, "-f", text.path().to_str().unwrap(), "-c", "256"];
+    let mut running = Running::start(&args);
+    let out = running.folder.path().join("out");
+    wait_for(&mut running.child, "a chunk", || std::fs::read_to_string(&out).unwrap().contains('\n'));
+    interrupt(&running.child);
+    let output = running.end();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{lines}");
+    assert!(lines.starts_with("   1/"), "{lines}");
+    assert!(lines.lines().last().unwrap().starts_with("perplexity 512.0000 +/- "), "{lines}");
+
+    let rows = text.path().to_str().unwrap();
+    let mut running = Running::start(&["logits", "--device", "cpu", "-m", model, "-f", rows, "--ubatch-size", "8"]);
+    let out = running.folder.path().join("out");
+    wait_for(&mut running.child, "a row", || std::fs::metadata(&out).unwrap().len() > 0);
+    interrupt(&running.child);
+    let output = running.end();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(output.stdout.starts_with(b"{\"tokens\":["));
+}
+
+#[test]
+fn half_a_file_does_not_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_folder, path) = model(6, 2048);
+    let target = folder.path().join("out.gguf");
+    let target = target.to_str().unwrap();
+    for args in [
+        &["quantize", path.to_str().unwrap(), target, "q6_k"][..],
+        &["synth", "llama-3.2-3b", "--type", "q6_k", "-o", target],
+    ] {
+        let mut running = Running::start(args);
+        wait_for(&mut running.child, "the file", || folder.path().read_dir().unwrap().count() > 0);
+        interrupt(&running.child);
+        let output = running.end();
+        assert_eq!(output.status.code(), Some(130), "{args:?}: {}", stderr(&output));
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0, "{args:?}");
+    }
+}
+
+/// The program with a terminal around it, and what that shows so far.
+struct InTerminal {
+    child: Child,
+    keys: File,
+    shown: Arc<Mutex<String>>,
+}
+
+impl InTerminal {
+    fn start(args: &[&str]) -> Self {
+        let terminal = nix::pty::openpty(None, None).unwrap();
+        let end = || Stdio::from(terminal.slave.try_clone().unwrap());
+        let mut command = program();
+        command.args(args).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+        let child = command.spawn().unwrap();
+        drop(command);
+        let shown = Arc::new(Mutex::new(String::new()));
+        let keys = File::from(OwnedFd::try_clone(&terminal.master).unwrap());
+        let (mut screen, all) = (File::from(terminal.master), Arc::clone(&shown));
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = screen.read(&mut bytes) {
+                all.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..n]));
+            }
+        });
+        Self { child, keys, shown }
+    }
+
+    /// Waits until the terminal shows `text`, and takes what it has shown up to there.
+    fn wait_for(&mut self, text: &str) -> String {
+        self.wait_for_any(&[text])
+    }
+
+    /// The same with the first of `texts` that it shows.
+    fn wait_for_any(&mut self, texts: &[&str]) -> String {
+        let shown = Arc::clone(&self.shown);
+        let first_end = || {
+            let shown = shown.lock().unwrap();
+            texts.iter().filter_map(|text| Some(shown.find(text)? + text.len())).min()
+        };
+        wait_for(&mut self.child, &texts.join(" or "), || first_end().is_some());
+        let end = first_end().unwrap();
+        shown.lock().unwrap().drain(..end).collect()
+    }
+
+    fn type_line(&mut self, text: &str) {
+        write!(self.keys, "{text}\r").unwrap();
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_after_ctrl_c() {
+    let (_folder, path) = model(8, 1024);
+    let (model, text) = (path.to_str().unwrap(), long_text());
+    // With this seed the first token does not end the answer.
+    let seed = ["--seed", "1"];
+    let args = ["chat", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "--system", &text];
+    let mut terminal = InTerminal::start(&[&args[..], &seed].concat());
+    terminal.wait_for("/help lists the commands");
+    terminal.wait_for("> ");
+    terminal.type_line("Hello");
+    // Not at once, and then with the part of the micro-batch that is done.
+    let bar = terminal.wait_for("left");
+    assert!(bar.contains("reading the conversation ["), "{bar}");
+    interrupt(&terminal.child);
+    terminal.wait_for("not answered");
+    terminal.wait_for("> ");
+    // An answer stays as far as it came.
+    terminal.type_line("/system none");
+    terminal.wait_for("> ");
+    terminal.type_line("Hello");
+    std::thread::sleep(Duration::from_millis(700));
+    interrupt(&terminal.child);
+    terminal.wait_for("> ");
+    terminal.type_line("/stats");
+    let stats = terminal.wait_for("peak memory");
+    assert!(!stats.contains("generated            0 tokens"), "{stats}");
+    terminal.type_line("/exit");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn turns_are_not_dropped_for_a_message_that_is_not_answered() {
+    let (folder, path) = model(8, 1024);
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let said = [
+        message("user", &"a ".repeat(4500)),
+        message("assistant", "a"),
+        message("user", &long_text()),
+        message("assistant", "a"),
+    ];
+    let (before, after) = (folder.path().join("before.json"), folder.path().join("after.json"));
+    std::fs::write(&before, serde_json::to_string(&said).unwrap()).unwrap();
+    let (model, load) = (path.to_str().unwrap(), before.to_str().unwrap());
+    let args = ["chat", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "--load", load];
+    let mut terminal = InTerminal::start(&args);
+    terminal.wait_for("/help lists the commands");
+    terminal.wait_for("> ");
+    terminal.type_line("Hello");
+    terminal.wait_for("dropped the oldest 1 turn");
+    terminal.wait_for("left");
+    interrupt(&terminal.child);
+    terminal.wait_for("not answered");
+    terminal.wait_for("> ");
+    terminal.type_line(&format!("/save {}", after.display()));
+    terminal.wait_for("wrote ");
+    let kept: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(&after).unwrap()).unwrap();
+    assert_eq!(kept, said);
+    terminal.type_line("/exit");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_terminal_shows_how_far_a_prompt_is() {
+    let (_folder, path) = model(8, 1024);
+    let (model, text) = (path.to_str().unwrap(), long_text());
+    let args = ["run", "--device", "cpu", "-m", model, "-c", "8192", "--ubatch-size", "8192", "-p", &text];
+    let mut terminal = InTerminal::start(&args);
+    terminal.wait_for("reading the prompt [");
+    // One micro-batch: whatever is done is a part of it.
+    let shown = "reading the prompt [".to_owned() + &terminal.wait_for("s left");
+    let line = shown.rsplit("reading the prompt [").next().unwrap();
+    let done: usize = line.split("] ").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
+    assert!(done > 0, "{shown}");
+    interrupt(&terminal.child);
+    terminal.wait_for("time to first token");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_server_that_loads_says_so() {
+    fn serve(path: &Path) -> [&str; 7] {
+        ["serve", "--device", "cpu", "--port", "0", "-m", path.to_str().unwrap()]
+    }
+    let (_folder, path) = model(6, 2048);
+    let mut running = Running::start(&serve(&path));
+    running.wait_for_stderr(&format!("loading {}", path.display()));
+    running.child.kill().unwrap();
+    running.child.wait().unwrap();
+    // A terminal shows nothing of what takes a moment, which is what some of these take on a fast machine.
+    let says_so = |n_layer| {
+        let (_folder, path) = model(n_layer, 2048);
+        let mut terminal = InTerminal::start(&serve(&path));
+        let shown = terminal.wait_for_any(&["loading the model [", "ready: "]);
+        terminal.child.kill().unwrap();
+        terminal.child.wait().unwrap();
+        !shown.contains("ready: ")
+    };
+    assert!([6, 24, 72].into_iter().any(says_so));
+}

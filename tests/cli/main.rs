@@ -1,0 +1,34 @@
+//! The command line as users run it: each command, its errors, its output for people and for programs.
+
+mod bench;
+mod chat;
+mod common;
+mod compare;
+mod compare_llama_cpp;
+mod cuda;
+mod devices;
+mod e2e;
+mod errors;
+mod files;
+mod forms;
+mod gpu;
+mod hub;
+mod interrupt;
+mod kernels;
+mod launch;
+mod logits;
+mod mcp;
+mod models;
+mod numbers;
+mod profile;
+mod quantize;
+mod rerank;
+mod roofline;
+mod run;
+mod serve;
+mod serve_models;
+mod server;
+mod synthesised;
+mod tokens;
+mod usage;
+mod words;
