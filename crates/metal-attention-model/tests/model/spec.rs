@@ -102,12 +102,12 @@ fn the_models_of_the_repository_are_what_their_notes_say() {
 
     let file = open("tales-4m-q4_0.gguf");
     let s = spec(file.metadata());
-    assert_eq!((s.n_layer(), s.n_embd, s.n_vocab), (6, 512, 4096));
+    assert_eq!((s.n_layer(), s.n_embd, s.n_vocab), (4, 256, 4096));
     let a = attention(&s, 0);
-    assert_eq!((a.n_head, a.n_head_kv, a.head_dim), (8, 2, 64));
+    assert_eq!((a.n_head, a.n_head_kv, a.head_dim), (4, 2, 64));
     let weights = Weights::load(&file, &s).unwrap();
-    let FeedForwardWeights::Dense(dense) = &weights.layers[5].feed_forward else { panic!("it has experts") };
-    assert_eq!(dense.down.weight.shape(), [1024, 512]);
+    let FeedForwardWeights::Dense(dense) = &weights.layers[3].feed_forward else { panic!("it has experts") };
+    assert_eq!(dense.down.weight.shape(), [768, 256]);
 }
 
 #[test]

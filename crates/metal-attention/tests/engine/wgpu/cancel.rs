@@ -1,6 +1,5 @@
 //! Cancelled work on the GPU. Without a GPU (a software one will do) the tests are skipped; in CI that is a failure.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use metal_attention::{
 };
 
 fn stories() -> GgufFile {
-    GgufFile::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/stories260K.gguf")).unwrap()
+    GgufFile::open(metal_attention_testing::stories()).unwrap()
 }
 
 fn options() -> WgpuForwardPassOptions {

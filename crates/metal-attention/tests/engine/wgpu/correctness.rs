@@ -15,8 +15,6 @@ use metal_attention::{
 use metal_attention_testing::models::{Files, quants, small_quants};
 use serde::Deserialize;
 
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-
 fn options(cache_type: CacheType) -> WgpuForwardPassOptions {
     WgpuForwardPassOptions { n_ctx: 512, cache_type, ..Default::default() }
 }
@@ -26,7 +24,7 @@ fn open(path: &Path) -> GgufFile {
 }
 
 fn stories() -> GgufFile {
-    open(&Path::new(ROOT).join("models/stories260K.gguf"))
+    open(&metal_attention_testing::stories())
 }
 
 fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
@@ -132,7 +130,7 @@ fn stories_continuations_argmaxes_and_logits() {
 #[test]
 fn tales_continuations() {
     let Some(gpu) = gpu() else { return };
-    let file = open(&Path::new(ROOT).join("models/tales-4m-q4_0.gguf"));
+    let file = open(&metal_attention_testing::tales());
     let exact = WgpuForwardPassOptions { exact: true, ..options(CacheType::F32) };
     for (options, limit) in [(exact, 1e-6), (options(CacheType::F16), 1e-4)] {
         let mut model = start(&gpu, &file, &options);
@@ -224,7 +222,7 @@ fn hold_architectures(gpu: &Arc<WgpuDevice>, n: usize) {
 fn a_prompt_is_its_tokens_one_by_one() {
     let Some(gpu) = gpu() else { return };
     let qwen3 = GgufFile::from_bytes(&metal_attention_testing::models::architectures()["qwen3.gguf"]).unwrap();
-    let tales = open(&Path::new(ROOT).join("models/tales-4m-q4_0.gguf"));
+    let tales = open(&metal_attention_testing::tales());
     for (name, file) in [("stories260K", stories()), ("tales-4m", tales), ("qwen3", qwen3)] {
         for cache_type in [CacheType::F16, CacheType::F32] {
             let mut model = start(&gpu, &file, &options(cache_type));
@@ -531,7 +529,7 @@ fn traced_and_untraced_runs_agree() {
 #[test]
 fn a_step_is_one_submission_of_at_most_seven_dispatches_a_layer() {
     let Some(gpu) = gpu() else { return };
-    let file = open(&Path::new(ROOT).join("models/tales-4m-q4_0.gguf"));
+    let file = open(&metal_attention_testing::tales());
     let mut model = start(&gpu, &file, &options(CacheType::F16));
     let n_layer = model.spec().n_layer() as u64;
     let ids = some_ids(&model, 40);

@@ -8,7 +8,6 @@
 //! is given up, as it should be, and tried again from the start. Tests with several workgroups run one after the other, so
 //! that they do not hold up each other.
 
-use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::wgpu::device::{gpu, start};
@@ -16,8 +15,6 @@ use metal_attention::gguf::{GgufFile, GgufWriter, Tensor, TensorDecl, TensorType
 use metal_attention::kernels::WgpuDevice;
 use metal_attention::{BatchToken, CacheType, ForwardPass, WgpuForwardPass, WgpuForwardPassOptions};
 use metal_attention_testing::models::{architectures, quants, small_quants};
-
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Squared error of `got` over the squares of `want`.
 fn nmse(got: &[f32], want: &[f32]) -> f64 {
@@ -314,7 +311,7 @@ fn more_workgroups_than_run_side_by_side_are_left_alone() {
 fn greedy_text_is_the_same() {
     let Some(gpu) = gpu() else { return };
     let _turn = turn(&gpu);
-    let path = Path::new(ROOT).join("models/tales-4m-q4_0.gguf");
+    let path = metal_attention_testing::tales();
     let texts = [0, 1].map(|groups| {
         let options = WgpuForwardPassOptions { n_ctx: 128, layers_at_once: Some(groups), ..Default::default() };
         let mut model = start(&gpu, &GgufFile::open(&path).unwrap(), &options);

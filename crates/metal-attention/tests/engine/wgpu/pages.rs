@@ -1,7 +1,6 @@
 //! Sequences that share pages of the GPU's KV cache. Without a GPU (a software one will do) the tests are skipped; in CI
 //! that is a failure.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::wgpu::device::{gpu, start};
@@ -15,7 +14,7 @@ use metal_attention::{
 const PAGE: usize = 64;
 
 fn stories() -> GgufFile {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/stories260K.gguf");
+    let path = metal_attention_testing::stories();
     GgufFile::open(path).unwrap()
 }
 
