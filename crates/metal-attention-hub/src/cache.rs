@@ -42,7 +42,7 @@ pub struct CachedModel {
 }
 
 /// What one commit of a repository has in the cache.
-pub(crate) struct Snapshot {
+pub(crate) struct CachedCommit {
     pub commit: String,
     pub folder: PathBuf,
     pub is_newest: bool,
@@ -111,7 +111,7 @@ impl RepoCache {
     }
 
     /// What there is, the newest commit first and the others by age.
-    pub fn snapshots(&self) -> Result<Vec<Snapshot>, HubError> {
+    pub fn snapshots(&self) -> Result<Vec<CachedCommit>, HubError> {
         let newest = read_ref(&self.folder().join("refs/main"));
         let blobs = fs::canonicalize(self.folder().join("blobs")).ok();
         let mut snapshots = Vec::new();
@@ -130,7 +130,7 @@ impl RepoCache {
             let changed = entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
             let is_newest = commit == newest.trim();
             snapshots
-                .push(((is_newest, changed), Snapshot { commit, folder: entry.path(), is_newest, models, quants }));
+                .push(((is_newest, changed), CachedCommit { commit, folder: entry.path(), is_newest, models, quants }));
         }
         snapshots.sort_by(|(a, _), (b, _)| b.cmp(a));
         Ok(snapshots.into_iter().map(|(_, snapshot)| snapshot).collect())
@@ -214,7 +214,7 @@ impl RepoCache {
     }
 
     /// The model, with the name that `-m` finds it by.
-    pub fn model(&self, snapshot: &Snapshot, files: &ModelFiles) -> CachedModel {
+    pub fn model(&self, snapshot: &CachedCommit, files: &ModelFiles) -> CachedModel {
         let which = match &files.quant {
             Some(quant) if snapshot.quants.get(quant) == Some(&1) => Which::Quant(quant.clone()),
             _ => Which::File(files.files[0].clone()),

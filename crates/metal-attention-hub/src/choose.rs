@@ -44,9 +44,9 @@ pub fn models<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<ModelF
     files.dedup_by_key(|(name, _)| *name);
     let mut models: Vec<ModelFiles> = Vec::new();
     // Which of the models a part belongs to.
-    let mut begun: HashMap<Part<'_>, usize> = HashMap::new();
+    let mut begun: HashMap<SplitFile<'_>, usize> = HashMap::new();
     for (name, bytes) in files {
-        let part = Part::of(name);
+        let part = SplitFile::of(name);
         if let Some(&i) = part.as_ref().and_then(|part| begun.get(part)) {
             models[i].files.push(name.to_owned());
             models[i].bytes = models[i].bytes.saturating_add(bytes);
@@ -152,13 +152,13 @@ pub(crate) fn size(bytes: u64) -> String {
 
 /// What the parts of a split file, `MODEL-00001-of-00003.gguf`, have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Part<'a> {
+struct SplitFile<'a> {
     model: &'a str,
     count: u32,
     ending: &'a str,
 }
 
-impl<'a> Part<'a> {
+impl<'a> SplitFile<'a> {
     fn of(file: &'a str) -> Option<Self> {
         let (stem, ending) = file.split_at_checked(file.len().checked_sub(ENDING)?)?;
         let (rest, count) = stem.rsplit_once("-of-")?;

@@ -9,7 +9,7 @@ use ureq::{Agent, Body};
 
 use crate::HubError;
 use crate::checksum::Checksum;
-use crate::environment::{Environment, Token};
+use crate::environment::{Environment, HubToken};
 use crate::origin::{Origin, encoded, redirected};
 
 /// A server that says nothing for this long is given up.
@@ -19,11 +19,11 @@ const MAX_REDIRECTS: usize = 10;
 const MAX_LIST: u64 = 32 << 20;
 
 /// A connection to one hub.
-pub(crate) struct Client {
+pub(crate) struct HubClient {
     agent: Agent,
     endpoint: String,
     origin: Origin,
-    token: Option<Token>,
+    token: Option<HubToken>,
 }
 
 /// What the hub says of a repository.
@@ -42,12 +42,12 @@ pub(crate) struct Listed {
 }
 
 /// An answer, and who gave it.
-pub(crate) struct Answer {
+pub(crate) struct HubResponse {
     pub response: Response<Body>,
     pub from: Origin,
 }
 
-impl Answer {
+impl HubResponse {
     pub fn status(&self) -> u16 {
         self.response.status().as_u16()
     }
@@ -62,7 +62,7 @@ impl Answer {
     }
 }
 
-impl Client {
+impl HubClient {
     pub fn new(environment: &Environment) -> Result<Self, HubError> {
         let endpoint = environment.endpoint.clone();
         let origin = Origin::of(&endpoint).ok_or_else(|| HubError::Environment {
@@ -104,7 +104,7 @@ impl Client {
     pub fn look_up(&self, repo: &str, commit: &str, file: &str) -> Result<Listed, HubError> {
         let url = self.file_url(repo, commit, file);
         // The hub's own answer has them, be it a redirect to where the bytes are.
-        let answer = self.request(&url, None, Method::Head)?;
+        let answer = self.request(&url, None, HttpMethod::Head)?;
         if !(200..400).contains(&answer.status()) {
             return Err(self.refusal(&answer, repo, Some(file)));
         }
@@ -115,12 +115,12 @@ impl Client {
     }
 
     /// Asks for a file's bytes, those from `start` on where it is not 0.
-    pub fn file(&self, repo: &str, commit: &str, file: &str, start: u64) -> Result<Answer, HubError> {
+    pub fn file(&self, repo: &str, commit: &str, file: &str, start: u64) -> Result<HubResponse, HubError> {
         self.get(&self.file_url(repo, commit, file), (start > 0).then_some(start))
     }
 
     /// The error that an answer without the wanted content is.
-    pub fn refusal(&self, answer: &Answer, repo: &str, file: Option<&str>) -> HubError {
+    pub fn refusal(&self, answer: &HubResponse, repo: &str, file: Option<&str>) -> HubError {
         let host = || answer.from.to_string();
         let repo = repo.to_owned();
         let with_token = self.token.is_some();
@@ -142,7 +142,7 @@ impl Client {
     }
 
     /// Whether an answer is not the hub's own.
-    pub fn is_elsewhere(&self, answer: &Answer) -> bool {
+    pub fn is_elsewhere(&self, answer: &HubResponse) -> bool {
         answer.from != self.origin
     }
 
@@ -150,18 +150,18 @@ impl Client {
         format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, encoded(file))
     }
 
-    fn get(&self, url: &str, start: Option<u64>) -> Result<Answer, HubError> {
-        self.request(url, start, Method::Get)
+    fn get(&self, url: &str, start: Option<u64>) -> Result<HubResponse, HubError> {
+        self.request(url, start, HttpMethod::Get)
     }
 
     /// Follows redirects; `Head` does so within the hub.
-    fn request(&self, url: &str, start: Option<u64>, method: Method) -> Result<Answer, HubError> {
+    fn request(&self, url: &str, start: Option<u64>, method: HttpMethod) -> Result<HubResponse, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             let from = Origin::of(&url).expect("addresses are checked where they come from");
             let mut request = match method {
-                Method::Get => self.agent.get(&url),
-                Method::Head => self.agent.head(&url),
+                HttpMethod::Get => self.agent.get(&url),
+                HttpMethod::Head => self.agent.head(&url),
             };
             if let Some(token) = &self.token
                 && from == self.origin
@@ -173,7 +173,7 @@ impl Client {
             }
             let connection = |source| HubError::Connection { host: from.to_string(), source: Box::new(source) };
             let response = request.call().map_err(connection)?;
-            let answer = Answer { response, from };
+            let answer = HubResponse { response, from };
             tracing::debug!("status {} from {}", answer.status(), answer.from);
             let (301 | 302 | 303 | 307 | 308, Some(location)) = (answer.status(), answer.header(LOCATION.as_str()))
             else {
@@ -184,7 +184,7 @@ impl Client {
                 problem: "it redirects to where no request can go".into(),
             };
             let next = redirected(&url, location).ok_or_else(nonsense)?;
-            if matches!(method, Method::Head) && Origin::of(&next).as_ref() != Some(&self.origin) {
+            if matches!(method, HttpMethod::Head) && Origin::of(&next).as_ref() != Some(&self.origin) {
                 return Ok(answer);
             }
             url = next;
@@ -194,7 +194,7 @@ impl Client {
 }
 
 #[derive(Clone, Copy)]
-enum Method {
+enum HttpMethod {
     Get,
     Head,
 }

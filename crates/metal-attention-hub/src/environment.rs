@@ -16,16 +16,16 @@ pub struct Environment {
     /// The hub's address without a slash at its end: `HF_ENDPOINT`, else `https://huggingface.co`.
     pub endpoint: String,
     /// Who asks: `HF_TOKEN`, else the file `token` in `HF_HOME` (or `HF_TOKEN_PATH`).
-    pub token: Option<Token>,
+    pub token: Option<HubToken>,
     /// `HF_HUB_OFFLINE`: no requests.
     pub offline: bool,
 }
 
 /// A secret. Its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct HubToken(String);
 
-impl Token {
+impl HubToken {
     /// `text` without white space around it; `None` where it is empty. What cannot stand in a request's header is an
     /// error, which does not show it.
     pub fn new(text: &str, from: &'static str) -> Result<Option<Self>, HubError> {
@@ -44,7 +44,7 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HubToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(***)")
     }
@@ -86,12 +86,12 @@ impl Environment {
 
         let named = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
         let token = if let Some(token) = named {
-            Token::new(&token, "HF_TOKEN")?
+            HubToken::new(&token, "HF_TOKEN")?
         } else {
             let file = variable("HF_TOKEN_PATH").map_or_else(|| in_home("token"), Ok);
             // A file that cannot be read is none: most models need no token.
             let token = file.ok().and_then(|file| std::fs::read_to_string(file).ok());
-            token.map_or(Ok(None), |token| Token::new(&token, "HF_TOKEN_PATH"))?
+            token.map_or(Ok(None), |token| HubToken::new(&token, "HF_TOKEN_PATH"))?
         };
 
         let offline = text("HF_HUB_OFFLINE").is_some_and(|value| {

@@ -31,18 +31,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use cache::CachedModel;
-pub use environment::{Environment, Token};
+pub use environment::{Environment, HubToken};
 pub use error::HubError;
 pub use known::{KnownModel, known_model, known_models, similar_name};
 pub use name::{ModelName, PREFIX, Which, is_hub_address};
 
 use cache::RepoCache;
 use choose::{ModelFiles, Unchosen, choose, models};
-use client::Client;
-use download::{Wanted, download};
+use client::HubClient;
+use download::{RemoteFile, download};
 
 /// Is told how a download goes, and may end it.
-pub trait Observer {
+pub trait DownloadObserver {
     /// A file begins; `done` of its `bytes` are there already.
     fn file(&mut self, name: &str, done: u64, bytes: u64);
     /// So many bytes of the file are there.
@@ -56,7 +56,7 @@ pub trait Observer {
 /// An observer that says nothing and does not stop.
 pub struct Quiet;
 
-impl Observer for Quiet {
+impl DownloadObserver for Quiet {
     fn file(&mut self, _name: &str, _done: u64, _bytes: u64) {}
     fn advance(&mut self, _done: u64) {}
     fn note(&mut self, _text: &str) {}
@@ -98,7 +98,7 @@ impl Hub {
     }
 
     /// The model from the cache, without a request; where it is not there, from the hub.
-    pub fn get(&self, name: &ModelName, observer: &mut dyn Observer) -> Result<CachedModel, HubError> {
+    pub fn get(&self, name: &ModelName, observer: &mut dyn DownloadObserver) -> Result<CachedModel, HubError> {
         match self.find(name)? {
             Some(model) => Ok(model),
             None => self.pull(name, observer),
@@ -118,7 +118,7 @@ impl Hub {
     }
 
     /// The model as it is on the hub now. What the cache has of it is not downloaded again.
-    pub fn pull(&self, name: &ModelName, observer: &mut dyn Observer) -> Result<CachedModel, HubError> {
+    pub fn pull(&self, name: &ModelName, observer: &mut dyn DownloadObserver) -> Result<CachedModel, HubError> {
         if self.environment.offline {
             if let Some(model) = self.find(name)? {
                 return Ok(model);
@@ -127,7 +127,7 @@ impl Hub {
             let models = newest.map_or_else(Vec::new, |snapshot| snapshot.models);
             return Err(HubError::Offline { name: name.to_string(), models });
         }
-        let client = Client::new(&self.environment)?;
+        let client = HubClient::new(&self.environment)?;
         let listing = client.list(name.repo())?;
         let files = models(listing.files.iter().map(|file| (file.name.as_str(), file.bytes.unwrap_or(0))));
         let chosen = choose(&files, &name.which).map_err(|why| unchosen(name, why, &files))?;
@@ -150,8 +150,8 @@ impl Hub {
                 let problem = format!("it tells no size and checksum of {file}");
                 return Err(HubError::Answer { host: self.environment.endpoint.clone(), problem });
             };
-            let wanted = Wanted { repo: name.repo(), commit: &listing.commit, name: file, bytes, checksum };
-            download(&client, &repo, &wanted, self.pause, observer)?;
+            let remote = RemoteFile { repo: name.repo(), commit: &listing.commit, name: file, bytes, checksum };
+            download(&client, &repo, &remote, self.pause, observer)?;
         }
         // Only now: until here an older commit is the one that has all its files.
         repo.set_newest(&listing.commit)?;
