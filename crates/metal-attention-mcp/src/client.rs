@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use crate::connection::{Connection, Event};
+use crate::connection::{Connection, ServerEvent};
 use crate::limits::{MAX_INVALID, MAX_NAME, MAX_PAGES, MAX_TOOLS};
 use crate::message::{self, Incoming, VERSIONS};
 use crate::text::{beginning, plain};
@@ -17,9 +17,9 @@ const POLL: Duration = Duration::from_millis(50);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a server, which is initialized. Dropping it ends the session and the server's process.
-pub struct Client {
+pub struct McpClient {
     connection: Connection,
-    events: Receiver<Event>,
+    events: Receiver<ServerEvent>,
     options: ServerOptions,
     info: ServerInfo,
     next_id: u64,
@@ -47,7 +47,7 @@ pub struct ToolList {
     pub problems: Vec<String>,
 }
 
-impl Client {
+impl McpClient {
     /// Starts the server's process, or opens an HTTP session, and initializes the connection.
     pub fn start(options: &ServerOptions, cancelled: Cancelled) -> Result<Self, McpError> {
         let (connection, events) = Connection::open(options)?;
@@ -177,25 +177,25 @@ impl Client {
                 Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
             };
             match event {
-                Event::Message(Incoming::Response { id: own, outcome }) if own == id => {
+                ServerEvent::Message(Incoming::Response { id: own, outcome }) if own == id => {
                     return outcome.map_err(|error| McpError::Refused {
                         method,
                         code: error.code,
                         message: error.message,
                     });
                 }
-                Event::Message(message) => self.handle(message),
-                Event::Invalid(text) => {
+                ServerEvent::Message(message) => self.handle(message),
+                ServerEvent::Invalid(text) => {
                     tracing::debug!("MCP server {}: no message: {text}", self.options.name);
                     n_invalid += 1;
                     if n_invalid > MAX_INVALID {
                         return Err(McpError::Invalid { text });
                     }
                 }
-                Event::Failed(own, error) if own.is_none_or(|own| own == id) => {
+                ServerEvent::Failed(own, error) if own.is_none_or(|own| own == id) => {
                     return Err(self.failure(error, method));
                 }
-                Event::Failed(..) => {}
+                ServerEvent::Failed(..) => {}
             }
         }
     }
@@ -215,9 +215,9 @@ impl Client {
         // What a server sends faster than this is left to the next request, which has a timeout.
         for _ in 0..MAX_INVALID {
             match self.events.try_recv() {
-                Ok(Event::Message(message)) => self.handle(message),
-                Ok(Event::Failed(None, error)) => return Err(self.connection.with_exit_status(error)),
-                Ok(Event::Invalid(_) | Event::Failed(Some(_), _)) => {}
+                Ok(ServerEvent::Message(message)) => self.handle(message),
+                Ok(ServerEvent::Failed(None, error)) => return Err(self.connection.with_exit_status(error)),
+                Ok(ServerEvent::Invalid(_) | ServerEvent::Failed(Some(_), _)) => {}
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Err(self.ended()),
             }
@@ -256,7 +256,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for McpClient {
     fn drop(&mut self) {
         self.connection.close();
     }

@@ -11,7 +11,7 @@ use crate::stdio::Stdio;
 use crate::{McpError, ServerOptions, Transport};
 
 /// What comes from a server.
-pub enum Event {
+pub enum ServerEvent {
     /// A message.
     Message(Incoming),
     /// The beginning of a line or event that is no message.
@@ -31,7 +31,7 @@ pub enum Connection {
 impl Connection {
     /// Starts the server's process, or prepares HTTP requests. Returns what the server sends, too, through a bounded queue:
     /// where it is full only the server waits.
-    pub fn open(options: &ServerOptions) -> Result<(Self, Receiver<Event>), McpError> {
+    pub fn open(options: &ServerOptions) -> Result<(Self, Receiver<ServerEvent>), McpError> {
         let (sender, events) = sync_channel(MAX_UNREAD);
         let connection = match &options.transport {
             Transport::Stdio { command, args, env, cwd } => {

@@ -30,16 +30,16 @@ pub struct Consents {
     /// The file; `None`: consents last as long as this value.
     path: Option<PathBuf>,
     /// The consents where there is no file. It is locked while the file is changed, too, so that of two changes none is lost.
-    kept: Mutex<Kept>,
+    kept: Mutex<ConsentFile>,
 }
 
 /// The content of the file: the servers by their names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Kept {
-    servers: BTreeMap<String, KeptServer>,
+struct ConsentFile {
+    servers: BTreeMap<String, ServerConsents>,
 }
 
-impl Kept {
+impl ConsentFile {
     fn allows(&self, server: &ServerOptions, tool: &str) -> bool {
         let of_server = self.servers.get(&server.name).filter(|kept| kept.target == server.consent_target());
         of_server.is_some_and(|kept| kept.tools.iter().any(|allowed| allowed == tool))
@@ -48,7 +48,7 @@ impl Kept {
 
 /// The tools of a server that are always allowed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct KeptServer {
+struct ServerConsents {
     /// The server's [`consent_target`](ServerOptions::consent_target) at the time of the consent, which does not hold for another one.
     target: String,
     tools: Vec<String>,
@@ -110,7 +110,7 @@ impl Consents {
         let of_server = changed.servers.entry(server.name.clone()).or_default();
         let target = server.consent_target();
         if of_server.target != target {
-            *of_server = KeptServer { target, tools: Vec::new() };
+            *of_server = ServerConsents { target, tools: Vec::new() };
         }
         of_server.tools.push(tool.to_owned());
         if let Some(path) = &self.path {
@@ -120,16 +120,16 @@ impl Consents {
         Ok(())
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, ConsentFile> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn read(path: &Path) -> Result<Kept, ConsentError> {
+fn read(path: &Path) -> Result<ConsentFile, ConsentError> {
     let read = || {
         let mut text = String::new();
         match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ConsentFile::default()),
             file => file?.take(MAX_FILE).read_to_string(&mut text)?,
         };
         Ok(serde_json::from_str(&text)?)
@@ -138,7 +138,7 @@ fn read(path: &Path) -> Result<Kept, ConsentError> {
 }
 
 /// Replaces the file in one step. Other users can neither read nor write it.
-fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+fn write(path: &Path, kept: &ConsentFile) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }

@@ -12,10 +12,10 @@ use ureq::http::{HeaderName, HeaderValue, Response, Uri};
 use ureq::{Agent, Body};
 
 use crate::McpError;
-use crate::connection::{Event, spawn};
-use crate::event_stream::{EventStream, StreamEnd};
+use crate::connection::{ServerEvent, spawn};
 use crate::limits::{MAX_MESSAGE, MAX_QUOTED, MAX_REQUESTS};
 use crate::message::{self, Incoming};
+use crate::sse::{SseReader, StreamEnd};
 use crate::text::excerpt;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -27,13 +27,13 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A session with a server.
 pub struct Http {
-    shared: Arc<Shared>,
+    shared: Arc<HttpState>,
     version: Option<&'static str>,
-    events: SyncSender<Event>,
+    events: SyncSender<ServerEvent>,
 }
 
 /// What the threads of concurrent requests share.
-struct Shared {
+struct HttpState {
     agent: Agent,
     url: String,
     /// The URL without user, password and query, which may be secrets: for errors, which the model may read.
@@ -46,7 +46,11 @@ struct Shared {
 
 impl Http {
     /// A connection to the server at `url`; the messages that it sends become `events`.
-    pub fn new(url: &str, headers: &BTreeMap<String, String>, events: SyncSender<Event>) -> Result<Self, McpError> {
+    pub fn new(
+        url: &str,
+        headers: &BTreeMap<String, String>,
+        events: SyncSender<ServerEvent>,
+    ) -> Result<Self, McpError> {
         let invalid = || McpError::Url { url: url.to_owned() };
         let uri: Uri = url.parse().map_err(|_| invalid())?;
         let host = uri.host().ok_or_else(invalid)?;
@@ -70,7 +74,7 @@ impl Http {
         if is_this_machine(host) {
             config = config.proxy(None);
         }
-        let shared = Shared {
+        let shared = HttpState {
             agent: config.build().into(),
             url: url.to_owned(),
             shown_url,
@@ -88,13 +92,13 @@ impl Http {
 
     /// Sends a message on a thread of its own; the response becomes events.
     pub fn send(&self, message: String, id: Option<u64>, timeout: Duration) -> Result<(), McpError> {
-        let running = Running::of(&self.shared)?;
+        let running = RequestGuard::of(&self.shared)?;
         let (version, events) = (self.version, self.events.clone());
         spawn(move || {
             match (running.0.post(message, id, version, timeout, &events), id) {
                 (Ok(()), _) => {}
                 // Without a receiver the connection is closed already.
-                (Err(error), Some(_)) => drop(events.send(Event::Failed(id, error))),
+                (Err(error), Some(_)) => drop(events.send(ServerEvent::Failed(id, error))),
                 // A server may refuse notifications; the next request meets what is wrong with the connection itself.
                 (Err(error), None) => tracing::debug!("MCP: a notification failed: {error}"),
             }
@@ -122,7 +126,7 @@ impl Http {
     }
 }
 
-impl Shared {
+impl HttpState {
     fn session(&self) -> MutexGuard<'_, Option<HeaderValue>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,7 +138,7 @@ impl Shared {
         id: Option<u64>,
         version: Option<&'static str>,
         timeout: Duration,
-        events: &SyncSender<Event>,
+        events: &SyncSender<ServerEvent>,
     ) -> Result<(), McpError> {
         let mut request = self.agent.post(&self.url);
         request =
@@ -169,12 +173,12 @@ impl Shared {
 }
 
 /// Delivers the messages of an HTTP response, up to the response to the request `id`.
-fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<Event>) -> Result<(), McpError> {
+fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<ServerEvent>) -> Result<(), McpError> {
     let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let ended = || McpError::Ended { status: None, last_line: String::new() };
     if kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream") {
         let body = response.into_body().into_with_config().limit(u64::MAX).reader();
-        let mut stream = EventStream::new(body);
+        let mut stream = SseReader::new(body);
         loop {
             let data = stream.next().map_err(|end| match end {
                 StreamEnd::Ended => ended(),
@@ -198,24 +202,24 @@ fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<Even
 }
 
 /// Delivers the messages of a body or event. True: the response to the request `id` is among them, or the connection is closed.
-fn deliver(data: &[u8], id: u64, events: &SyncSender<Event>) -> bool {
+fn deliver(data: &[u8], id: u64, events: &SyncSender<ServerEvent>) -> bool {
     let Some(messages) = message::parse(data) else {
-        return events.send(Event::Invalid(excerpt(data, MAX_QUOTED))).is_err();
+        return events.send(ServerEvent::Invalid(excerpt(data, MAX_QUOTED))).is_err();
     };
     let is_response = |message: &Incoming| match message {
         Incoming::Response { id: own, .. } => *own == id,
         Incoming::Request { .. } | Incoming::Notification { .. } => false,
     };
     let answered = messages.iter().any(is_response);
-    let sent = messages.into_iter().try_for_each(|message| events.send(Event::Message(message)));
+    let sent = messages.into_iter().try_for_each(|message| events.send(ServerEvent::Message(message)));
     answered || sent.is_err()
 }
 
 /// A request under way: at most [`MAX_REQUESTS`] are.
-struct Running(Arc<Shared>);
+struct RequestGuard(Arc<HttpState>);
 
-impl Running {
-    fn of(shared: &Arc<Shared>) -> Result<Self, McpError> {
+impl RequestGuard {
+    fn of(shared: &Arc<HttpState>) -> Result<Self, McpError> {
         if shared.running.fetch_add(1, Ordering::Relaxed) >= MAX_REQUESTS {
             shared.running.fetch_sub(1, Ordering::Relaxed);
             return Err(McpError::NotReading);
@@ -224,7 +228,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
 //! A client of Model Context Protocol (MCP) servers.
 //!
-//! A [`Client`] is connected to one server, over stdio or streamable HTTP. A [`Toolbox`] has the servers of a configuration:
+//! A [`McpClient`] is connected to one server, over stdio or streamable HTTP. A [`Toolbox`] has the servers of a configuration:
 //! it starts them when they are needed, lists their tools under names that a model can call, and calls them with the user's
 //! [`Consent`].
 //!
@@ -16,19 +16,19 @@ mod client;
 mod connection;
 mod consents;
 mod error;
-mod event_stream;
 mod http;
 mod limits;
 mod message;
 mod options;
 mod process_groups;
 mod result;
+mod sse;
 mod stdio;
 mod text;
 mod tool;
 mod toolbox;
 
-pub use client::{Client, ServerInfo, ToolList};
+pub use client::{McpClient, ServerInfo, ToolList};
 pub use consents::{Consent, ConsentError, Consents};
 pub use error::McpError;
 pub use limits::{MAX_MESSAGE, MAX_RESULT, MAX_SCHEMA, MAX_TOOLS};

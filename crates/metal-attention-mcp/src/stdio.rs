@@ -10,11 +10,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::McpError;
-use crate::connection::{Event, spawn};
-use crate::event_stream::{StreamEnd, read_line};
+use crate::connection::{ServerEvent, spawn};
 use crate::limits::{MAX_MESSAGE, MAX_QUOTED, MAX_UNSENT};
 use crate::message;
 use crate::process_groups;
+use crate::sse::{StreamEnd, read_line};
 use crate::text::excerpt;
 
 /// Variables that a server inherits from this process's environment. Keys and tokens are not among them.
@@ -71,7 +71,7 @@ impl Stdio {
         args: &[String],
         env: &BTreeMap<String, String>,
         cwd: Option<&Path>,
-        events: SyncSender<Event>,
+        events: SyncSender<ServerEvent>,
     ) -> Result<Self, McpError> {
         let mut program = Command::new(command);
         let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -179,14 +179,16 @@ fn write_lines(mut stdin: impl Write, lines: &Receiver<String>) {
 }
 
 /// Reads messages until stdout ends or the connection is closed.
-fn read_messages(stdout: impl Read, events: &SyncSender<Event>) {
+fn read_messages(stdout: impl Read, events: &SyncSender<ServerEvent>) {
     let mut stdout = BufReader::new(stdout);
     loop {
         let sent = match read_line(&mut stdout, MAX_MESSAGE) {
             Ok(line) if line.trim_ascii().is_empty() => Ok(()),
             Ok(line) => match message::parse(&line) {
-                Some(messages) => messages.into_iter().try_for_each(|message| events.send(Event::Message(message))),
-                None => events.send(Event::Invalid(excerpt(&line, MAX_QUOTED))),
+                Some(messages) => {
+                    messages.into_iter().try_for_each(|message| events.send(ServerEvent::Message(message)))
+                }
+                None => events.send(ServerEvent::Invalid(excerpt(&line, MAX_QUOTED))),
             },
             Err(end) => {
                 let error = match end {
@@ -194,7 +196,7 @@ fn read_messages(stdout: impl Read, events: &SyncSender<Event>) {
                     StreamEnd::TooLong => McpError::MessageTooLong,
                 };
                 // Without a receiver the connection is closed already.
-                let _ = events.send(Event::Failed(None, error));
+                let _ = events.send(ServerEvent::Failed(None, error));
                 return;
             }
         };

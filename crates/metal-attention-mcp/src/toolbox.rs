@@ -6,7 +6,7 @@ use std::thread;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Cancelled, Client, Consent, Consents, McpError, ServerInfo, ServerOptions, ServerTool, ToolList, ToolResult,
+    Cancelled, Consent, Consents, McpClient, McpError, ServerInfo, ServerOptions, ServerTool, ToolList, ToolResult,
 };
 
 /// The servers of a configuration. Each is started when it is first needed, and again where it has ended; dropping this value
@@ -21,7 +21,7 @@ pub struct Toolbox {
 struct Server {
     options: ServerOptions,
     /// Locked for the whole of a call: a server has one at a time.
-    session: Mutex<Session>,
+    session: Mutex<ServerSession>,
     /// The description and tools that it had last; `None`: it was never started.
     listing: Mutex<Option<(ServerInfo, ToolList)>>,
 }
@@ -33,8 +33,8 @@ impl std::fmt::Debug for Server {
 }
 
 #[derive(Default)]
-struct Session {
-    client: Option<Client>,
+struct ServerSession {
+    client: Option<McpClient>,
     /// The last call timed out or was cancelled: the server may hang, and must answer a ping before it is used again.
     is_unanswered: bool,
 }
@@ -159,7 +159,7 @@ impl Drop for Toolbox {
 }
 
 impl Server {
-    fn session(&self) -> MutexGuard<'_, Session> {
+    fn session(&self) -> MutexGuard<'_, ServerSession> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,7 +181,7 @@ impl Server {
     }
 
     /// The client of the server, which is started where it is not running, with its present tools listed.
-    fn ready<'a>(&self, session: &'a mut Session, cancelled: Cancelled) -> Result<&'a mut Client, McpError> {
+    fn ready<'a>(&self, session: &'a mut ServerSession, cancelled: Cancelled) -> Result<&'a mut McpClient, McpError> {
         if session.is_unanswered
             && let Some(client) = &mut session.client
         {
@@ -199,7 +199,7 @@ impl Server {
         });
         let (mut client, is_listed) = match running {
             Some((client, changed)) => (client, !changed),
-            None => (Client::start(&self.options, cancelled)?, false),
+            None => (McpClient::start(&self.options, cancelled)?, false),
         };
         if !is_listed {
             let tools = client.tools(cancelled)?;

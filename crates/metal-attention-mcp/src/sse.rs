@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use crate::limits::MAX_MESSAGE;
 
 /// A stream of events.
-pub struct EventStream<R>(BufReader<R>);
+pub struct SseReader<R>(BufReader<R>);
 
 /// Why there is no next event or line.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub enum StreamEnd {
     TooLong,
 }
 
-impl<R: Read> EventStream<R> {
+impl<R: Read> SseReader<R> {
     /// The events of `reader`.
     pub fn new(reader: R) -> Self {
         Self(BufReader::new(reader))
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn events_have_data() {
         let text = ": comment\r\n\r\nevent: message\r\nid: 1\r\ndata: {\"a\":\r\ndata:1}\r\n\r\n\ndata\n\ndata: lost";
-        let mut events = EventStream::new(text.as_bytes());
+        let mut events = SseReader::new(text.as_bytes());
         assert_eq!(events.next().unwrap(), b"{\"a\":\n1}");
         assert_eq!(events.next().unwrap(), b"");
         assert!(matches!(events.next(), Err(StreamEnd::Ended)));
@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn no_event_is_longer_than_a_message() {
         let endless = || b"data: ".chain(std::io::repeat(b'a'));
-        assert!(matches!(EventStream::new(endless()).next(), Err(StreamEnd::TooLong)));
+        assert!(matches!(SseReader::new(endless()).next(), Err(StreamEnd::TooLong)));
         let lines = format!("data: {}\n", "a".repeat(1 << 20)).repeat(5);
-        assert!(matches!(EventStream::new(lines.as_bytes()).next(), Err(StreamEnd::TooLong)));
+        assert!(matches!(SseReader::new(lines.as_bytes()).next(), Err(StreamEnd::TooLong)));
     }
 
     #[test]
