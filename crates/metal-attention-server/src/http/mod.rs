@@ -4,7 +4,6 @@
 //! before; one file an endpoint has its types and what it does. `answer.rs` turns the scheduler's events into a whole
 //! answer or a stream.
 
-mod answer;
 mod anthropic;
 mod app;
 mod body;
@@ -33,6 +32,7 @@ mod request_line;
 mod responses;
 mod routes;
 mod server;
+mod streaming;
 mod unsupported;
 mod vllm_metrics;
 mod work;

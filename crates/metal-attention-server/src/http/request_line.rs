@@ -83,7 +83,7 @@ impl RequestLine {
     }
 
     /// The request has so many texts.
-    pub fn texts(&self, n: usize) {
+    pub fn sequences(&self, n: usize) {
         self.so_far().open = n;
     }
 
@@ -172,7 +172,7 @@ mod tests {
         let line = RequestLine::new("req-1".into(), "POST", "/v1/completions", false);
         assert_eq!(line.text(Duration::from_millis(10)), "POST /v1/completions client left in 0.01 s, req-1");
         line.status(200);
-        line.texts(1);
+        line.sequences(1);
         line.event(&token());
         assert_eq!(
             line.text(Duration::from_millis(10)),

@@ -14,8 +14,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
 
-use crate::http::answer::{Frames, Texts, stream};
 use crate::http::body::Json;
+use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
 pub use error::ErrorBody;
 use request::MessagesRequest;
@@ -40,14 +40,14 @@ pub async fn messages(
     let mut notes = chat.notes;
     let name = model.answer_name(&mut notes);
     let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, omits_thoughts };
-    let mut texts = Texts::new(app, model, chat.events);
+    let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut replies = chat.replies;
     if stream_wanted {
         let mut before = Frames::default();
         let chunks = MessageChunks::begin(replies, writer, &mut before);
-        return Ok(notes.attach(stream(texts, before, chunks)));
+        return Ok(notes.attach(stream(sequences, before, chunks)));
     }
-    let answer = texts.answers(&mut replies).await?.pop().unwrap_or_default();
+    let answer = sequences.answers(&mut replies).await?.pop().unwrap_or_default();
     Ok(notes.attach(axum::Json(writer.message(answer)).into_response()))
 }
 

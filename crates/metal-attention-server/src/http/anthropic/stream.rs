@@ -9,8 +9,8 @@ use super::error::ErrorBody;
 use super::response::{ContentBlock, MessageObject, MessageWriter, Stop, Usage};
 use super::signature;
 use crate::http::ApiError;
-use crate::http::answer::{Chunks, Frames};
 use crate::http::job::reply::{ChatEvent, Replies};
+use crate::http::streaming::{ChunkWriter, Frames};
 
 /// An event of the stream.
 #[derive(Serialize)]
@@ -150,7 +150,7 @@ impl MessageChunks {
     }
 }
 
-impl Chunks for MessageChunks {
+impl ChunkWriter for MessageChunks {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         for part in self.replies.take(i, event)? {
             match part {

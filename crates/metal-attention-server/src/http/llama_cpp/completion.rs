@@ -7,7 +7,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::prompt::Prompts;
-use super::request::{CutPrompt, TextFields, TextRequest};
+use super::request::{CutPrompt, SharedRequest, TextFields};
 use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::form::FormFields;
@@ -26,12 +26,12 @@ struct CompletionFields {
 /// A request to continue prompts.
 pub struct LlamaCppCompletionRequest {
     prompts: Prompts,
-    text: TextRequest,
+    text: SharedRequest,
 }
 
 impl FromJson for LlamaCppCompletionRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let text = TextRequest::read(object)?;
+        let text = SharedRequest::read(object)?;
         let own: CompletionFields = object.parse()?;
         Ok(Self { prompts: own.prompt, text })
     }

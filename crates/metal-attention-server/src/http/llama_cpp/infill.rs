@@ -6,7 +6,7 @@ use metal_attention::scheduler::Client;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::request::{CutPrompt, TextFields, TextRequest};
+use super::request::{CutPrompt, SharedRequest, TextFields};
 use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::fill_in;
@@ -42,12 +42,12 @@ struct Extra {
 /// A request for what is between two texts.
 pub struct InfillRequest {
     own: InfillFields,
-    text: TextRequest,
+    text: SharedRequest,
 }
 
 impl FromJson for InfillRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let text = TextRequest::read(object)?;
+        let text = SharedRequest::read(object)?;
         if text.generation.n > 1 {
             return Err(ApiError::field("n", "n is more than 1, but /infill gives one text: use /completion"));
         }

@@ -8,7 +8,7 @@ use metal_attention::scheduler::{Client, Events};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::response::{CompletionWriter, WrittenText};
+use super::response::{CompletionWriter, WrittenSequence};
 use super::settings::settings;
 use super::unsupported;
 use crate::http::body::Object;
@@ -36,7 +36,7 @@ pub struct TextFields {
 
 /// What `/completion` and `/infill` share.
 #[derive(Debug, Clone)]
-pub struct TextRequest {
+pub struct SharedRequest {
     /// The model's name.
     pub model: Option<String>,
     /// How the texts are generated.
@@ -63,13 +63,13 @@ pub struct CutPrompt {
 }
 
 /// Texts that were submitted.
-pub struct Submitted {
+pub struct SubmittedCompletion {
     pub events: Vec<Events>,
     pub writer: CompletionWriter,
     pub notes: Notes,
 }
 
-impl TextRequest {
+impl SharedRequest {
     /// Reads what the paths share.
     pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
@@ -97,24 +97,24 @@ impl TextRequest {
         model: &ModelLease,
         client: Client,
         prompts: Vec<CutPrompt>,
-    ) -> Result<Submitted, ApiError> {
+    ) -> Result<SubmittedCompletion, ApiError> {
         let generation = &self.generation;
         model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
         let mut notes = self.notes.clone();
         let grammar = form::raw_grammar(model, self.form.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
-        let (mut events, mut texts) = (Vec::new(), Vec::new());
+        let (mut events, mut sequences) = (Vec::new(), Vec::new());
         for CutPrompt { ids, truncated } in prompts {
             for choice in 0..generation.n {
                 let mut request = generation.request(app, model, client, &ids, &stop, choice)?;
                 let settings = settings(&request);
                 request.constraint = grammar.clone().map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
                 events.push(model.scheduler.submit(request)?);
-                texts.push(WrittenText::new(Arc::clone(&ids), truncated, settings));
+                sequences.push(WrittenSequence::new(Arc::clone(&ids), truncated, settings));
             }
         }
         let name = model.answer_name(&mut notes);
-        let writer = CompletionWriter::new(name, Arc::clone(&model.tokenizer), texts, self.options.clone());
-        Ok(Submitted { events, writer, notes })
+        let writer = CompletionWriter::new(name, Arc::clone(&model.tokenizer), sequences, self.options.clone());
+        Ok(SubmittedCompletion { events, writer, notes })
     }
 }

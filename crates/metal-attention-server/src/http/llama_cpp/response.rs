@@ -13,17 +13,17 @@ use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::error::ErrorBody;
-use super::request::{AnswerOptions, Submitted};
-use crate::http::answer::{Chunks, Frames, Texts, stream};
+use super::request::{AnswerOptions, SubmittedCompletion};
 use crate::http::job::reply::EndReason;
 use crate::http::models::ModelLease;
 use crate::http::openai::logprobs::{finite, spelling};
+use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};
 use crate::http::{ApiError, App};
 
 /// A text, or what is new of it where it is streamed.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 #[schema(as = LlamaCppCompletion)]
-pub struct TextAnswer {
+pub struct CompletionObject {
     /// Its number: `n` for each prompt, in order.
     index: usize,
     /// The text, or what is new of it.
@@ -152,7 +152,7 @@ impl Timings {
     }
 }
 
-impl TextAnswer {
+impl CompletionObject {
     /// Adds the next part of the text.
     fn add(&mut self, part: Self) {
         let Self { index, content, tokens, id_slot, stop, tokens_predicted, tokens_evaluated, .. } = part;
@@ -172,7 +172,7 @@ pub struct CompletionAnswer;
 
 impl PartialSchema for CompletionAnswer {
     fn schema() -> RefOr<Schema> {
-        let whole = Ref::from_schema_name(TextAnswer::name());
+        let whole = Ref::from_schema_name(CompletionObject::name());
         let chosen = || Object::with_type(utoipa::openapi::Type::Object);
         AnyOfBuilder::new().item(whole).item(chosen()).item(ArrayBuilder::new().items(chosen())).into()
     }
@@ -180,13 +180,13 @@ impl PartialSchema for CompletionAnswer {
 
 impl ToSchema for CompletionAnswer {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        schemas.push((TextAnswer::name().into_owned(), TextAnswer::schema()));
-        TextAnswer::schemas(schemas);
+        schemas.push((CompletionObject::name().into_owned(), CompletionObject::schema()));
+        CompletionObject::schemas(schemas);
     }
 }
 
 /// A text as far as it was written.
-pub struct WrittenText {
+pub struct WrittenSequence {
     prompt: Arc<[u32]>,
     truncated: bool,
     settings: Map<String, Value>,
@@ -197,7 +197,7 @@ pub struct WrittenText {
     probabilities: Vec<TokenProbability>,
 }
 
-impl WrittenText {
+impl WrittenSequence {
     /// The text after `prompt`, of which something was cut off where it is `truncated`, as `settings` have it.
     pub fn new(prompt: Arc<[u32]>, truncated: bool, settings: Map<String, Value>) -> Self {
         let (tokens, probabilities) = (Vec::new(), Vec::new());
@@ -205,10 +205,10 @@ impl WrittenText {
     }
 
     /// A part of the text, number `index`, with the tokens that wait.
-    fn part(&mut self, index: usize, content: String) -> TextAnswer {
+    fn part(&mut self, index: usize, content: String) -> CompletionObject {
         self.has_new_line |= content.contains('\n');
         let probabilities = std::mem::take(&mut self.probabilities);
-        TextAnswer {
+        CompletionObject {
             index,
             content,
             tokens: std::mem::take(&mut self.tokens),
@@ -226,19 +226,24 @@ impl WrittenText {
 pub struct CompletionWriter {
     model: String,
     tokenizer: Arc<Tokenizer>,
-    texts: Vec<WrittenText>,
+    sequences: Vec<WrittenSequence>,
     options: AnswerOptions,
 }
 
 impl CompletionWriter {
-    /// For `texts` of `model`.
-    pub fn new(model: String, tokenizer: Arc<Tokenizer>, texts: Vec<WrittenText>, options: AnswerOptions) -> Self {
-        Self { model, tokenizer, texts, options }
+    /// For `sequences` of `model`.
+    pub fn new(
+        model: String,
+        tokenizer: Arc<Tokenizer>,
+        sequences: Vec<WrittenSequence>,
+        options: AnswerOptions,
+    ) -> Self {
+        Self { model, tokenizer, sequences, options }
     }
 
     /// What an event adds to text `i`; `None` where that is nothing yet.
-    fn take(&mut self, i: usize, event: Event) -> Result<Option<TextAnswer>, ApiError> {
-        let text = &mut self.texts[i];
+    fn take(&mut self, i: usize, event: Event) -> Result<Option<CompletionObject>, ApiError> {
+        let text = &mut self.sequences[i];
         match event {
             Event::Prompt(_) => Ok(None),
             Event::Token { id, text: content, logprobs } => {
@@ -264,14 +269,14 @@ impl CompletionWriter {
                     tokens_cached: usage.cached_tokens,
                     timings: Timings::new(usage, timings),
                 };
-                Ok(Some(TextAnswer { stop: true, end: Some(end), ..part }))
+                Ok(Some(CompletionObject { stop: true, end: Some(end), ..part }))
             }
             Event::Failed(error) => Err(error.into()),
         }
     }
 
     /// The fields of a finished text that were asked for.
-    fn chosen(&self, completion: &TextAnswer) -> Value {
+    fn chosen(&self, completion: &CompletionObject) -> Value {
         let whole = serde_json::to_value(completion).unwrap_or_default();
         if self.options.fields.is_empty() {
             return whole;
@@ -285,15 +290,20 @@ impl CompletionWriter {
 }
 
 /// Answers with the submitted texts of `model`: as a stream, as an object, or as a list of several.
-pub async fn answer(app: App, model: ModelLease, submitted: Submitted, is_stream: bool) -> Result<Response, ApiError> {
-    let Submitted { events, mut writer, notes } = submitted;
-    let n_texts = events.len();
-    let mut texts = Texts::new(app, model, events);
+pub async fn answer(
+    app: App,
+    model: ModelLease,
+    submitted: SubmittedCompletion,
+    is_stream: bool,
+) -> Result<Response, ApiError> {
+    let SubmittedCompletion { events, mut writer, notes } = submitted;
+    let n_sequences = events.len();
+    let mut sequences = RunningSequences::new(app, model, events);
     if is_stream {
-        return Ok(notes.attach(stream(texts, Frames::default(), writer)));
+        return Ok(notes.attach(stream(sequences, Frames::default(), writer)));
     }
-    let mut completions = vec![TextAnswer::default(); n_texts];
-    while let Some((i, event)) = texts.next().await {
+    let mut completions = vec![CompletionObject::default(); n_sequences];
+    while let Some((i, event)) = sequences.next().await {
         if let Some(part) = writer.take(i, event)? {
             completions[i].add(part);
         }
@@ -311,7 +321,7 @@ pub async fn answer(app: App, model: ModelLease, submitted: Submitted, is_stream
     Ok(notes.attach(axum::Json(answer).into_response()))
 }
 
-impl Chunks for CompletionWriter {
+impl ChunkWriter for CompletionWriter {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         match self.take(i, event)? {
             Some(part) if part.stop => out.data(&self.chosen(&part)),

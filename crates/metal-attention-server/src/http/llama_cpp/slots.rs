@@ -28,13 +28,13 @@ pub struct Slot {
     /// Those of them that were in the KV cache already.
     n_prompt_tokens_cache: usize,
     /// What comes next.
-    next_token: [TextProgress; 1],
+    next_token: [SequenceProgress; 1],
 }
 
 /// How far a text is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTextProgress)]
-struct TextProgress {
+struct SequenceProgress {
     /// Whether more tokens come.
     has_next_token: bool,
     /// Tokens that were generated.
@@ -57,7 +57,7 @@ impl Slot {
             n_prompt_tokens: count(|text| text.n_prompt),
             n_prompt_tokens_processed: count(|text| text.n_evaluated.min(text.n_prompt)),
             n_prompt_tokens_cache: count(|text| text.n_cached),
-            next_token: [TextProgress {
+            next_token: [SequenceProgress {
                 has_next_token: text.is_some(),
                 n_decoded: count(|text| text.n_generated),
                 n_remain,

@@ -12,7 +12,6 @@ use super::ErrorBody;
 use super::fields::{NO_PICTURES, OllamaFields};
 use super::models;
 use super::stream::{self, Answer, End, Part, Reader, respond};
-use crate::http::answer::Texts;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{Chat, ChatJob, PromptEnd};
 use crate::http::job::tool_choice::Calls;
@@ -20,6 +19,7 @@ use crate::http::limits::MAX_MESSAGES;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
 /// The fields of a chat that generated texts do not have.
@@ -184,8 +184,8 @@ pub async fn chat(
     let streamed = request.job.generation.stream;
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
-    let texts = Texts::new(app, model, chat.events);
-    let answer = respond::<ChatAnswer>(texts, reader.messages(chat.replies), streamed).await?;
+    let sequences = RunningSequences::new(app, model, chat.events);
+    let answer = respond::<ChatAnswer>(sequences, reader.messages(chat.replies), streamed).await?;
     notes.extend(&chat.notes);
     Ok(notes.attach(answer))
 }

@@ -15,7 +15,6 @@ use super::ErrorBody;
 use super::fields::OllamaFields;
 use super::models;
 use super::stream::{self, Answer, End, Part, Reader, respond};
-use crate::http::answer::Texts;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::fill_in;
@@ -26,6 +25,7 @@ use crate::http::job::tool_choice::Calls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
 /// The fields of a generated text that chats do not have.
@@ -185,8 +185,8 @@ pub async fn generate(
         Some((replies, prompt)) => reader.messages(replies).with_context(&prompt),
         None => reader,
     };
-    let texts = Texts::new(app, model, events);
-    Ok(notes.attach(respond::<GenerateAnswer>(texts, reader, streamed).await?))
+    let sequences = RunningSequences::new(app, model, events);
+    Ok(notes.attach(respond::<GenerateAnswer>(sequences, reader, streamed).await?))
 }
 
 /// A text that is being generated.

@@ -12,10 +12,10 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::models::{find, required};
 use super::options::Options;
-use crate::http::answer::{Framing, line, streamed};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::models::{ModelDefaults, PullProgress};
 use crate::http::notes::Notes;
+use crate::http::streaming::{Framing, line, streamed};
 use crate::http::unsupported::{self, RefusedField, refused};
 use crate::http::{ApiError, App, apart};
 

@@ -15,10 +15,10 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use crate::http::ApiError;
-use crate::http::answer::{Chunks, Frames, Framing, Texts, stream};
 use crate::http::job::reply::{ChatEvent, EndReason, Replies};
 use crate::http::models::ModelLease;
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::{ChunkWriter, Frames, Framing, RunningSequences, stream};
 
 /// The time now, with nanoseconds.
 pub fn now() -> String {
@@ -288,13 +288,17 @@ fn call_text(call: &metal_attention_chat::FunctionCall) -> String {
     format!("{}({})", call.name, call.arguments)
 }
 
-/// The answer that `reader` makes of the one text in `texts`: a stream, or the whole.
-pub async fn respond<A: Answer>(mut texts: Texts, mut reader: Reader, streamed: bool) -> Result<Response, ApiError> {
+/// The answer that `reader` makes of the one text in `sequences`: a stream, or the whole.
+pub async fn respond<A: Answer>(
+    mut sequences: RunningSequences,
+    mut reader: Reader,
+    streamed: bool,
+) -> Result<Response, ApiError> {
     if streamed {
-        return Ok(stream(texts, Frames::default(), Lines::<A> { reader, kind: PhantomData }));
+        return Ok(stream(sequences, Frames::default(), Lines::<A> { reader, kind: PhantomData }));
     }
     let mut whole = Part::default();
-    while let Some((_, event)) = texts.next().await {
+    while let Some((_, event)) = sequences.next().await {
         whole.add(reader.take(event)?);
     }
     Ok(axum::Json(A::new(&reader.model, whole)).into_response())
@@ -306,7 +310,7 @@ struct Lines<A> {
     kind: PhantomData<fn() -> A>,
 }
 
-impl<A: Answer> Chunks for Lines<A> {
+impl<A: Answer> ChunkWriter for Lines<A> {
     const FRAMING: Framing = Framing::JsonLines;
 
     fn event(&mut self, _: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {

@@ -14,7 +14,6 @@ use super::fields::GenerationFields;
 use super::logprobs::{self, CompletionLogprobs, PromptLogprobs};
 use super::unsupported::Endpoint;
 use super::usage::Usage;
-use crate::http::answer::{Chunks, Frames, Texts, stream};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::fill_in;
 use crate::http::job::form::{self, AskedForm, FormFields};
@@ -24,6 +23,7 @@ use crate::http::job::reply::EndReason;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::{Loaded, ModelLease};
 use crate::http::notes::Notes;
+use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, ids, now, openapi, prepare};
 
 /// Tokens where a request does not say how many, as OpenAI has it.
@@ -123,14 +123,14 @@ pub async fn completions(
     let (events, mut writer, mut notes) =
         prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
     writer.model = model.answer_name(&mut notes);
-    let mut texts = Texts::new(app, model, events);
+    let mut sequences = RunningSequences::new(app, model, events);
     if stream_wanted {
         let mut before = Frames::default();
         for (index, text) in writer.echo.iter().cloned().enumerate().filter(|(_, text)| !text.is_empty()) {
             let choice = CompletionChoice { index, text, ..Default::default() };
             before.data(&Completion { choices: vec![choice], ..writer.head() });
         }
-        return Ok(notes.attach(stream(texts, before, CompletionChunks { writer, include_usage })));
+        return Ok(notes.attach(stream(sequences, before, CompletionChunks { writer, include_usage })));
     }
     let mut choices: Vec<CompletionChoice> = writer
         .echo
@@ -138,7 +138,7 @@ pub async fn completions(
         .enumerate()
         .map(|(index, echo)| CompletionChoice { index, text: echo.clone(), ..Default::default() })
         .collect();
-    while let Some((i, event)) = texts.next().await {
+    while let Some((i, event)) = sequences.next().await {
         if let Some(part) = writer.take(i, event)? {
             let choice = &mut choices[i];
             choice.text += &part.text;
@@ -292,7 +292,7 @@ struct CompletionChunks {
     include_usage: bool,
 }
 
-impl Chunks for CompletionChunks {
+impl ChunkWriter for CompletionChunks {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         if let Some(part) = self.writer.take(i, event)? {
             out.data(&Completion { choices: vec![part], ..self.writer.head() });

@@ -10,8 +10,8 @@ use super::request::ResponseRequest;
 use super::response::ResponseObject;
 use super::store::{self, Shelf};
 use super::writer::{ResponseChunks, Writer};
-use crate::http::answer::{Frames, Texts, stream};
 use crate::http::body::Json;
+use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
 
 /// Answers with the next items of a conversation.
@@ -37,14 +37,14 @@ pub async fn create(
         Ok((chat, writer))
     };
     let (chat, mut writer) = prepare(&app, request, begin).await?;
-    let mut texts = Texts::new(app, model, chat.events);
+    let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut replies = chat.replies;
     if stream_wanted {
         let mut before = Frames::default();
         writer.begin(&mut before);
-        return Ok(chat.notes.attach(stream(texts, before, ResponseChunks::new(replies, writer))));
+        return Ok(chat.notes.attach(stream(sequences, before, ResponseChunks::new(replies, writer))));
     }
-    while let Some((i, event)) = texts.next().await {
+    while let Some((i, event)) = sequences.next().await {
         // A whole answer has the same items as a stream, without its events.
         writer.add(replies.take(i, event)?, &mut Frames::discarding());
     }

@@ -15,9 +15,9 @@ use super::response::{
 use super::store::{self, Record};
 use super::thoughts;
 use super::tools::{OfferedTool, ToolKind, Tools};
-use crate::http::answer::{Chunks, Frames};
 use crate::http::job::reply::{ChatEnd, ChatEvent, EndReason, Replies};
 use crate::http::openai::logprobs::ChatTokenLogprob;
+use crate::http::streaming::{ChunkWriter, Frames};
 use crate::http::{ApiError, now};
 
 /// How a response is written.
@@ -464,7 +464,7 @@ impl ResponseChunks {
     }
 }
 
-impl Chunks for ResponseChunks {
+impl ChunkWriter for ResponseChunks {
     fn event(&mut self, index: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         let parts = self.replies.take(index, event)?;
         self.writer.add(parts, out);

@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
 
-use crate::http::answer::{Frames, Texts, stream};
 use crate::http::body::Json;
+use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
 pub use request::ChatRequest;
 pub use response::finish_reason;
@@ -33,14 +33,14 @@ pub async fn chat_completions(
     let chat = prepare(&app, request, move |app, request| request.job.submit(app, &lease, client)).await?;
     let mut notes = chat.notes;
     let writer = ChatWriter::new(&model, &chat.prompt, &mut notes, with_logprobs, prompt_logprobs);
-    let mut texts = Texts::new(app, model, chat.events);
+    let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut replies = chat.replies;
     if stream_wanted {
         let mut before = Frames::default();
         writer.begin(replies.len(), &mut before);
         let chunks = ChatChunks::new(replies, writer, include_usage);
-        return Ok(notes.attach(stream(texts, before, chunks)));
+        return Ok(notes.attach(stream(sequences, before, chunks)));
     }
-    let answers = texts.answers(&mut replies).await?;
+    let answers = sequences.answers(&mut replies).await?;
     Ok(notes.attach(axum::Json(writer.completion(&answers)).into_response()))
 }

@@ -8,13 +8,13 @@ use metal_attention_chat::AnswerEvent;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::answer::{Chunks, Frames};
 use crate::http::job::answer::Answer;
 use crate::http::job::reply::{ChatEnd, ChatEvent, EndReason, Replies};
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::{self, ChatLogprobs, ChatTokenLogprob, PromptLogprobs};
 use crate::http::openai::usage::Usage;
+use crate::http::streaming::{ChunkWriter, Frames};
 use crate::http::{ApiError, ids, now};
 
 /// The answer.
@@ -294,7 +294,7 @@ impl ChatChunks {
     }
 }
 
-impl Chunks for ChatChunks {
+impl ChunkWriter for ChatChunks {
     fn event(&mut self, index: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         for part in self.replies.take(index, event)? {
             let choice = ChunkChoice { index, ..Default::default() };

@@ -23,21 +23,21 @@ use super::{ApiError, App};
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The events of several texts as they come, each with the text's number.
-type Merged = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
+type SequenceEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
 
 /// The texts of one request, as they are generated. Dropping it cancels them.
-pub struct Texts {
+pub struct RunningSequences {
     app: App,
     /// Keeps the model loaded.
     _model: ModelLease,
     submitted: Instant,
     begun: Vec<bool>,
-    merged: Merged,
+    merged: SequenceEvents,
     /// The request's line in the log.
     line: Option<Arc<RequestLine>>,
 }
 
-impl Texts {
+impl RunningSequences {
     /// The texts of `model` that `events` belong to.
     pub fn new(app: App, model: ModelLease, events: Vec<Events>) -> Self {
         let begun = vec![false; events.len()];
@@ -47,7 +47,7 @@ impl Texts {
         let merged = stream::select_all(events.into_iter().enumerate().map(one)).boxed();
         let line = RequestLine::current();
         if let Some(line) = &line {
-            line.texts(begun.len());
+            line.sequences(begun.len());
         }
         Self { app, _model: model, submitted: Instant::now(), begun, merged, line }
     }
@@ -75,7 +75,7 @@ impl Texts {
 }
 
 /// Makes the frames of a stream.
-pub trait Chunks: Send + 'static {
+pub trait ChunkWriter: Send + 'static {
     /// How the frames are written.
     const FRAMING: Framing = Framing::ServerSentEvents;
 
@@ -172,42 +172,42 @@ fn json(object: &impl Serialize) -> String {
 }
 
 /// Where a stream is.
-struct Progress<C> {
-    texts: Option<Texts>,
+struct StreamState<C> {
+    sequences: Option<RunningSequences>,
     chunks: C,
     out: Frames,
 }
 
-impl<C: Chunks> Progress<C> {
+impl<C: ChunkWriter> StreamState<C> {
     async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(frame) = self.out.waiting.pop_front() {
                 return Some(frame);
             }
-            let texts = self.texts.as_mut()?;
-            let Ok(next) = tokio::time::timeout(KEEP_ALIVE, texts.next()).await else {
+            let sequences = self.sequences.as_mut()?;
+            let Ok(next) = tokio::time::timeout(KEEP_ALIVE, sequences.next()).await else {
                 self.chunks.keep_alive(&mut self.out);
                 continue;
             };
             let Some((i, event)) = next else {
-                self.texts = None;
+                self.sequences = None;
                 self.chunks.end(&mut self.out);
                 continue;
             };
             if let Err(error) = self.chunks.event(i, event, &mut self.out) {
-                self.texts = None;
+                self.sequences = None;
                 self.chunks.error(&error, &mut self.out);
             }
         }
     }
 }
 
-/// A stream: `before`, and what `chunks` makes of `texts`.
-pub fn stream<C: Chunks>(texts: Texts, before: Frames, chunks: C) -> Response {
-    let progress = Progress { texts: Some(texts), chunks, out: before };
-    let frames = stream::unfold(progress, |mut progress| async move {
-        let frame = progress.next().await?;
-        Some((frame, progress))
+/// A stream: `before`, and what `chunks` makes of `sequences`.
+pub fn stream<C: ChunkWriter>(sequences: RunningSequences, before: Frames, chunks: C) -> Response {
+    let state = StreamState { sequences: Some(sequences), chunks, out: before };
+    let frames = stream::unfold(state, |mut state| async move {
+        let frame = state.next().await?;
+        Some((frame, state))
     });
     streamed(C::FRAMING, frames)
 }
