@@ -13,8 +13,8 @@ use futures_util::stream::{self, Stream, StreamExt};
 use metal_attention::scheduler::{Event, Events};
 use serde::Serialize;
 
-use super::job::answer::Answer;
-use super::job::reply::Replies;
+use super::job::answer::AssembledAnswer;
+use super::job::choice_parser::ChoiceParsers;
 use super::models::ModelLease;
 use super::request_line::RequestLine;
 use super::{ApiError, App};
@@ -64,11 +64,11 @@ impl RunningSequences {
         Some((i, event))
     }
 
-    /// The whole answers, as `replies` read the texts.
-    pub async fn answers(&mut self, replies: &mut Replies) -> Result<Vec<Answer>, ApiError> {
-        let mut answers: Vec<Answer> = (0..replies.len()).map(|_| Answer::default()).collect();
+    /// The whole answers, as `parsers` read the texts.
+    pub async fn answers(&mut self, parsers: &mut ChoiceParsers) -> Result<Vec<AssembledAnswer>, ApiError> {
+        let mut answers: Vec<AssembledAnswer> = (0..parsers.len()).map(|_| AssembledAnswer::default()).collect();
         while let Some((i, event)) = self.next().await {
-            replies.take(i, event)?.into_iter().for_each(|part| answers[i].add(part));
+            parsers.parse(i, event)?.into_iter().for_each(|part| answers[i].add(part));
         }
         Ok(answers)
     }

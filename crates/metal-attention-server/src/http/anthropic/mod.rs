@@ -41,13 +41,13 @@ pub async fn messages(
     let name = model.answer_name(&mut notes);
     let writer = MessageWriter { model: name, n_prompt: chat.prompt.len(), stop, omits_thoughts };
     let mut sequences = RunningSequences::new(app, model, chat.events);
-    let mut replies = chat.replies;
+    let mut parsers = chat.parsers;
     if stream_wanted {
         let mut before = Frames::default();
-        let chunks = MessageChunks::begin(replies, writer, &mut before);
+        let chunks = MessageChunks::begin(parsers, writer, &mut before);
         return Ok(notes.attach(stream(sequences, before, chunks)));
     }
-    let answer = sequences.answers(&mut replies).await?.pop().unwrap_or_default();
+    let answer = sequences.answers(&mut parsers).await?.pop().unwrap_or_default();
     Ok(notes.attach(axum::Json(writer.message(answer)).into_response()))
 }
 

@@ -13,12 +13,12 @@ use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
 use crate::http::job::chat::{ChatJob, PromptEnd};
-use crate::http::job::form::AskedForm;
-use crate::http::job::generation::Generation;
+use crate::http::job::form::RequestedForm;
+use crate::http::job::generation::GenerationSettings;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
 use crate::http::job::thinking::ThinkingRequest;
-use crate::http::job::tool_choice::{self, Calls};
+use crate::http::job::tool_choice::{self, AllowedCalls};
 use crate::http::notes::Notes;
 use crate::http::openapi::all_of;
 
@@ -163,7 +163,7 @@ enum OutputFormat {
 
 impl MessagesFields {
     /// The tools that the model may call.
-    fn calls(&self, notes: &mut Notes) -> Result<Calls, ApiError> {
+    fn calls(&self, notes: &mut Notes) -> Result<AllowedCalls, ApiError> {
         let mut tools = Vec::new();
         for (i, OnlyObject(tool)) in self.tools.iter().flatten().enumerate() {
             match tool.kind.as_deref() {
@@ -174,11 +174,11 @@ impl MessagesFields {
         let choice = self.tool_choice.as_ref().map(|OnlyObject(choice)| choice);
         let parallel = choice.is_none_or(|choice| !choice.disable_parallel_tool_use.unwrap_or(false));
         let choice = choice.map(ToolChoice::choice).transpose()?;
-        Calls::new(tools, choice.as_ref(), parallel)
+        AllowedCalls::new(tools, choice.as_ref(), parallel)
     }
 
     /// What the text must look like, and the field that says so.
-    fn form(&self) -> Option<AskedForm> {
+    fn form(&self) -> Option<RequestedForm> {
         let format = self.output_config.as_ref().and_then(|OnlyObject(config)| config.format.as_ref());
         let formats = [("output_config.format.schema", format), ("output_format.schema", self.output_format.as_ref())];
         formats.into_iter().find_map(|(field, format)| match format? {
@@ -264,7 +264,7 @@ impl FromJson for MessagesRequest {
         let system = fields.system.take().unwrap_or_default();
         let messages = std::mem::take(&mut fields.messages).into_iter().map(|OnlyObject(message)| message);
         let messages = conversation(system, messages.collect(), &mut notes)?;
-        let generation = Generation {
+        let generation = GenerationSettings {
             sampling,
             // Of a seed below 0 the texts are as of none.
             seed: fields.seed.and_then(|seed| u64::try_from(seed).ok()),
@@ -313,7 +313,7 @@ mod tests {
             read(json!({"model": "m", "max_tokens": 7, "stop_sequences": ["a", "b"], "stream": true, "seed": 3}));
         let MessagesRequest { model, job, omits_thoughts } = request.unwrap();
         assert_eq!((model.as_deref(), omits_thoughts, job.end), (Some("m"), false, PromptEnd::Answer));
-        let Generation { max_tokens, stop, stream, seed, .. } = job.generation;
+        let GenerationSettings { max_tokens, stop, stream, seed, .. } = job.generation;
         assert_eq!((max_tokens, stop, stream, seed), (Some(7), vec!["a".into(), "b".into()], true, Some(3)));
         let job = read(json!({"max_tokens": null, "seed": -1, "system": null, "tools": null})).unwrap().job;
         assert_eq!((job.generation.max_tokens, job.generation.seed, job.form), (None, None, None));
@@ -331,7 +331,7 @@ mod tests {
         let job = calls(json!(null)).unwrap();
         let f = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": schema, "strict": true}});
         let g = json!({"type": "function", "function": {"name": "g"}});
-        let of = |tools: &[&Value], required, parallel| Calls {
+        let of = |tools: &[&Value], required, parallel| AllowedCalls {
             tools: tools.iter().map(|&tool| Tool::try_from(tool.clone()).unwrap()).collect(),
             required,
             parallel,

@@ -6,8 +6,8 @@ use utoipa::ToSchema;
 
 use super::signature;
 use crate::http::ids;
-use crate::http::job::answer::{Answer, Block};
-use crate::http::job::reply::{ChatEnd, EndReason};
+use crate::http::job::answer::{AnswerBlock, AssembledAnswer};
+use crate::http::job::choice_parser::{ChatEnd, EndReason};
 
 /// A message of the model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -130,7 +130,7 @@ impl MessageWriter {
     }
 
     /// The whole message.
-    pub fn message(&self, answer: Answer) -> MessageObject {
+    pub fn message(&self, answer: AssembledAnswer) -> MessageObject {
         let (stop, usage) = answer.end.as_ref().map(|end| self.ended(end)).unwrap_or_default();
         let content = answer.blocks.into_iter().filter_map(|block| self.block(block)).collect();
         MessageObject { content, stop, usage, ..self.begun() }
@@ -157,16 +157,16 @@ impl MessageWriter {
     }
 
     /// The block of a message that `block` is; none where it is nothing but blanks, as they stand around calls.
-    fn block(&self, block: Block) -> Option<ContentBlock> {
+    fn block(&self, block: AnswerBlock) -> Option<ContentBlock> {
         match block {
-            Block::Text(text) if text.trim().is_empty() => None,
-            Block::Text(text) => Some(ContentBlock::Text { text }),
-            Block::Thoughts(thoughts) => {
+            AnswerBlock::Text(text) if text.trim().is_empty() => None,
+            AnswerBlock::Text(text) => Some(ContentBlock::Text { text }),
+            AnswerBlock::Thoughts(thoughts) => {
                 let signature = signature::of(&thoughts, self.omits_thoughts);
                 let thinking = if self.omits_thoughts { String::new() } else { thoughts };
                 Some(ContentBlock::Thinking { thinking, signature })
             }
-            Block::Call(call) => {
+            AnswerBlock::Call(call) => {
                 let input = input(&call.function.arguments);
                 Some(ContentBlock::ToolUse { id: call.id, name: call.function.name, input })
             }
@@ -205,14 +205,14 @@ mod tests {
 
     #[test]
     fn messages_are_blocks() {
-        let answer = |end| Answer {
+        let answer = |end| AssembledAnswer {
             blocks: vec![
-                Block::Thoughts("Hm.".into()),
-                Block::Text("\n\n".into()),
-                Block::Call(ToolCall::new("a", "f", r#"{"z":1,"a":2}"#)),
-                Block::Text(" \n".into()),
-                Block::Call(ToolCall::new("b", "g", "")),
-                Block::Text("\nSo.".into()),
+                AnswerBlock::Thoughts("Hm.".into()),
+                AnswerBlock::Text("\n\n".into()),
+                AnswerBlock::Call(ToolCall::new("a", "f", r#"{"z":1,"a":2}"#)),
+                AnswerBlock::Text(" \n".into()),
+                AnswerBlock::Call(ToolCall::new("b", "g", "")),
+                AnswerBlock::Text("\nSo.".into()),
             ],
             end: Some(end),
             ..Default::default()

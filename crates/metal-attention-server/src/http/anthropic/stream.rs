@@ -9,7 +9,7 @@ use super::error::ErrorBody;
 use super::response::{ContentBlock, MessageObject, MessageWriter, Stop, Usage};
 use super::signature;
 use crate::http::ApiError;
-use crate::http::job::reply::{ChatEvent, Replies};
+use crate::http::job::choice_parser::{ChatEvent, ChoiceParsers};
 use crate::http::streaming::{ChunkWriter, Frames};
 
 /// An event of the stream.
@@ -67,7 +67,7 @@ enum Open {
 
 /// A message as a stream.
 pub struct MessageChunks {
-    replies: Replies,
+    parsers: ChoiceParsers,
     writer: MessageWriter,
     open: Option<Open>,
     /// The number of the block that is written, or of the next one.
@@ -77,10 +77,10 @@ pub struct MessageChunks {
 }
 
 impl MessageChunks {
-    /// Begins a stream of what `replies` reads, as `writer` writes it.
-    pub fn begin(replies: Replies, writer: MessageWriter, out: &mut Frames) -> Self {
+    /// Begins a stream of what `parsers` reads, as `writer` writes it.
+    pub fn begin(parsers: ChoiceParsers, writer: MessageWriter, out: &mut Frames) -> Self {
         StreamEvent::MessageStart { message: writer.begun() }.send(out);
-        Self { replies, writer, open: None, index: 0, blanks: String::new() }
+        Self { parsers, writer, open: None, index: 0, blanks: String::new() }
     }
 
     fn start(&mut self, open: Open, content_block: ContentBlock, out: &mut Frames) {
@@ -152,7 +152,7 @@ impl MessageChunks {
 
 impl ChunkWriter for MessageChunks {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        for part in self.replies.take(i, event)? {
+        for part in self.parsers.parse(i, event)? {
             match part {
                 // No log probabilities are asked for.
                 ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => {}

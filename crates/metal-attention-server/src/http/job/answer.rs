@@ -3,13 +3,13 @@
 use metal_attention::scheduler::TokenLogprobs;
 use metal_attention_chat::{AnswerEvent, ToolCall};
 
-use super::reply::{ChatEnd, ChatEvent};
+use super::choice_parser::{ChatEnd, ChatEvent};
 
 /// An answer as far as it has come.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct AssembledAnswer {
     /// What it consists of, in the order in which the model wrote it. Neighbours are of different kinds, or calls.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<AnswerBlock>,
     /// The log probabilities of its tokens, where they were asked for.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
     /// Those of the prompt's tokens after the first, where they were asked for.
@@ -20,7 +20,7 @@ pub struct Answer {
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Block {
+pub enum AnswerBlock {
     /// What the model thought.
     Thoughts(String),
     /// What it says.
@@ -29,7 +29,7 @@ pub enum Block {
     Call(ToolCall),
 }
 
-impl Answer {
+impl AssembledAnswer {
     /// Adds what an event brings.
     pub fn add(&mut self, event: ChatEvent) {
         match event {
@@ -37,20 +37,24 @@ impl Answer {
             ChatEvent::Logprobs(id, logprobs) => self.logprobs.push((id, logprobs)),
             ChatEvent::End(end) => self.end = Some(end),
             ChatEvent::Answer(AnswerEvent::Content(more)) => match self.blocks.last_mut() {
-                Some(Block::Text(text)) => text.push_str(&more),
-                Some(Block::Thoughts(_) | Block::Call(_)) | None => self.blocks.push(Block::Text(more)),
+                Some(AnswerBlock::Text(text)) => text.push_str(&more),
+                Some(AnswerBlock::Thoughts(_) | AnswerBlock::Call(_)) | None => {
+                    self.blocks.push(AnswerBlock::Text(more))
+                }
             },
             ChatEvent::Answer(AnswerEvent::Reasoning(more)) => match self.blocks.last_mut() {
-                Some(Block::Thoughts(text)) => text.push_str(&more),
-                Some(Block::Text(_) | Block::Call(_)) | None => self.blocks.push(Block::Thoughts(more)),
+                Some(AnswerBlock::Thoughts(text)) => text.push_str(&more),
+                Some(AnswerBlock::Text(_) | AnswerBlock::Call(_)) | None => {
+                    self.blocks.push(AnswerBlock::Thoughts(more))
+                }
             },
             ChatEvent::Answer(AnswerEvent::CallStart { id, name, .. }) => {
-                self.blocks.push(Block::Call(ToolCall::new(id, name, "")));
+                self.blocks.push(AnswerBlock::Call(ToolCall::new(id, name, "")));
             }
             ChatEvent::Answer(AnswerEvent::CallArguments { index, delta }) => {
                 let mut calls = self.blocks.iter_mut().filter_map(|block| match block {
-                    Block::Call(call) => Some(call),
-                    Block::Thoughts(_) | Block::Text(_) => None,
+                    AnswerBlock::Call(call) => Some(call),
+                    AnswerBlock::Thoughts(_) | AnswerBlock::Text(_) => None,
                 });
                 if let Some(call) = calls.nth(index) {
                     call.function.arguments += &delta;
@@ -63,8 +67,8 @@ impl Answer {
     /// All that it says; `None` where it says nothing.
     pub fn text(&self) -> Option<String> {
         let texts = self.blocks.iter().filter_map(|block| match block {
-            Block::Text(text) => Some(text.as_str()),
-            Block::Thoughts(_) | Block::Call(_) => None,
+            AnswerBlock::Text(text) => Some(text.as_str()),
+            AnswerBlock::Thoughts(_) | AnswerBlock::Call(_) => None,
         });
         texts.map(str::to_owned).reduce(|all, more| all + &more)
     }
@@ -72,8 +76,8 @@ impl Answer {
     /// All that the model thought; `None` where that is nothing.
     pub fn thoughts(&self) -> Option<String> {
         let thoughts = self.blocks.iter().filter_map(|block| match block {
-            Block::Thoughts(text) => Some(text.as_str()),
-            Block::Text(_) | Block::Call(_) => None,
+            AnswerBlock::Thoughts(text) => Some(text.as_str()),
+            AnswerBlock::Text(_) | AnswerBlock::Call(_) => None,
         });
         thoughts.map(str::to_owned).reduce(|all, more| all + &more)
     }
@@ -81,8 +85,8 @@ impl Answer {
     /// The functions that it calls.
     pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
         self.blocks.iter().filter_map(|block| match block {
-            Block::Call(call) => Some(call),
-            Block::Thoughts(_) | Block::Text(_) => None,
+            AnswerBlock::Call(call) => Some(call),
+            AnswerBlock::Thoughts(_) | AnswerBlock::Text(_) => None,
         })
     }
 }

@@ -11,11 +11,11 @@ use metal_attention_chat::{
 };
 use metal_attention_grammar::{Grammar, Guide, GuideOptions, tokens_within};
 
-use super::form::{self, AskedForm};
-use super::generation::Generation;
-use super::reply::{Replies, Reply};
-use super::thinking::{ThinkingRequest, ThinkingWish};
-use super::tool_choice::Calls;
+use super::choice_parser::{ChoiceParser, ChoiceParsers};
+use super::form::{self, RequestedForm};
+use super::generation::GenerationSettings;
+use super::thinking::{ThinkingRequest, ThinkingSettings};
+use super::tool_choice::AllowedCalls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::{ApiError, App, LOG_TARGET};
@@ -28,13 +28,13 @@ pub struct ChatJob {
     /// The functions that the answer may call.
     pub calls: Calls,
     /// What the answer must look like, and the field that says so.
-    pub form: Option<AskedForm>,
+    pub form: Option<RequestedForm>,
     /// What is said about thoughts, and the template's variables.
     pub thinking: ThinkingRequest,
     /// How the prompt ends.
     pub end: PromptEnd,
     /// How the text is generated.
-    pub generation: Generation,
+    pub generation: GenerationSettings,
     /// Whether the oldest turns of a conversation that the context has no room for are dropped; else it is refused. `None`: as the
     /// model and the server are set up (`--context-shift`).
     pub context_shift: Option<bool>,
@@ -64,11 +64,11 @@ impl PromptEnd {
 }
 
 /// The answers to a [`ChatJob`] as they are generated.
-pub struct Chat {
+pub struct SubmittedChat {
     /// The scheduler's events of each text.
     pub events: Vec<Events>,
     /// Reads them.
-    pub replies: Replies,
+    pub parsers: ChoiceParsers,
     /// The token ids of the prompt.
     pub prompt: Arc<[u32]>,
     /// What the response headers say.
@@ -76,10 +76,10 @@ pub struct Chat {
 }
 
 /// A prompt, and what of it the answers begin with.
-struct Prepared {
+struct PreparedPrompt {
     continuation: Continuation,
     ids: Arc<[u32]>,
-    wish: ThinkingWish,
+    thinking: ThinkingSettings,
 }
 
 impl ChatJob {
@@ -98,23 +98,29 @@ impl ChatJob {
         Ok(self.prepare(model, &[], false, &mut Notes::default())?.continuation.prompt.text)
     }
 
-    /// The prompt after the tokens of `before`. `fits`: what the context has no room for is dropped.
-    fn prepare(&self, model: &ModelLease, before: &[u32], fits: bool, notes: &mut Notes) -> Result<Prepared, ApiError> {
+    /// The prompt after the tokens of `earlier_ids`. `may_cut`: what the context has no room for is dropped.
+    fn prepare(
+        &self,
+        model: &ModelLease,
+        earlier_ids: &[u32],
+        may_cut: bool,
+        notes: &mut Notes,
+    ) -> Result<PreparedPrompt, ApiError> {
         model.template.tool_format().check_tools(&self.calls.tools).map_err(|e| {
             let place = if e.is_argument { "parameters" } else { "name" };
             ApiError::field(format!("tools[{}].function.{place}", e.tool), e.to_string())
         })?;
-        let wish = self.thinking.wish(&model.template, notes);
+        let thinking = self.thinking.settings(&model.template, notes);
         let messages = self.messages_with_system(model);
         let render = |messages: &[Message]| {
-            let continuation = self.continuation(messages, model, &wish)?;
+            let continuation = self.continuation(messages, model, &thinking)?;
             model.check_length(&continuation.prompt.text, self.messages_field)?;
             let ids = continuation.prompt.encode(&model.tokenizer);
             let n_tokens = ids.len();
             Ok::<_, ApiError>(((continuation, ids), n_tokens))
         };
         let room = ContextRoom::new(model.n_ctx, self.generation.max_tokens(model));
-        let (continuation, ids) = if fits {
+        let (continuation, ids) = if may_cut {
             let FittedPrompt { prompt, n_tokens, dropped, .. } =
                 fit_context(&messages, room, &model.tokenizer, render)?;
             // A prompt that is still too long is refused.
@@ -133,29 +139,29 @@ impl ChatJob {
         } else {
             render(&messages)?.0
         };
-        let (old, own) = (without_bos(model, before), without_bos(model, &ids));
-        let n_cut = if fits { room.n_to_drop(old.len() + ids.len()).min(old.len()) } else { 0 };
+        let (earlier, new) = (without_bos(model, earlier_ids), without_bos(model, &ids));
+        let n_cut = if may_cut { room.n_to_drop(earlier.len() + ids.len()).min(earlier.len()) } else { 0 };
         if n_cut > 0 {
             notes.truncated("context");
         }
         // Also what is left of an earlier conversation begins with the token that begins a text, where the model has one.
-        let bos = &ids[..ids.len() - own.len()];
-        Ok(Prepared { continuation, ids: [bos, &old[n_cut..], own].concat().into(), wish })
+        let bos = &ids[..ids.len() - new.len()];
+        Ok(PreparedPrompt { continuation, ids: [bos, &earlier[n_cut..], new].concat().into(), thinking })
     }
 
     /// Submits the job's texts. Templates and tokens take time: not to be called on a thread that serves others.
-    pub fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Chat, ApiError> {
+    pub fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
         self.submit_after(&[], app, model, client)
     }
 
-    /// The same where the tokens of `before`, an earlier conversation, come before the prompt.
+    /// The same where the tokens of `earlier_ids`, an earlier conversation, come before the prompt.
     pub fn submit_after(
         &self,
-        before: &[u32],
+        earlier_ids: &[u32],
         app: &App,
         model: &ModelLease,
         client: Client,
-    ) -> Result<Chat, ApiError> {
+    ) -> Result<SubmittedChat, ApiError> {
         let n = self.generation.n;
         model.scheduler.check_texts(n as usize)?;
         if let (true, Some((field, _))) = (self.calls.required, &self.form) {
@@ -163,8 +169,8 @@ impl ChatJob {
             return Err(ApiError::field("tool_choice", message));
         }
         let mut notes = self.notes.clone();
-        let fits = self.drops_turns(app, model);
-        let Prepared { continuation, ids, wish } = self.prepare(model, before, fits, &mut notes)?;
+        let may_cut = self.drops_turns(app, model);
+        let PreparedPrompt { continuation, ids, thinking } = self.prepare(model, earlier_ids, may_cut, &mut notes)?;
         let stop = self.generation.stop(model, model.template.stop_strings());
         // An answer in a form of its own has no calls.
         let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
@@ -179,14 +185,14 @@ impl ChatJob {
         let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&continuation.prompt.text));
         let is_whole = self.form.as_ref().is_some_and(|(field, _)| form::is_whole(field));
         let may_think = self.end == PromptEnd::Answer && !has_thought && !is_whole;
-        let (mut events, mut replies) = (Vec::new(), Vec::new());
+        let (mut events, mut parsers) = (Vec::new(), Vec::new());
         for choice in 0..n {
             let mut request = self.generation.request(app, model, client, &ids, &stop, choice)?;
             let options = GuideOptions {
                 template: &model.template,
                 parser: parser(),
                 grammar: grammar.clone(),
-                budget: wish.budget,
+                budget: thinking.budget,
                 single_call: !self.calls.parallel && !tools.is_empty(),
                 has_tools: !tools.is_empty(),
                 may_think,
@@ -194,10 +200,10 @@ impl ChatJob {
             let guide = Guide::new(&model.tokenizer, options);
             request.constraint = guide.map(|guide| Box::new(guide) as Box<dyn Constraint>);
             events.push(model.scheduler.submit(request)?);
-            replies.push(Reply::new(parser(), !self.calls.parallel));
+            parsers.push(ChoiceParser::new(parser(), !self.calls.parallel));
         }
-        let replies = Replies::new(Arc::clone(&model.tokenizer), replies);
-        Ok(Chat { events, replies, prompt: ids, notes })
+        let parsers = ChoiceParsers::new(Arc::clone(&model.tokenizer), parsers);
+        Ok(SubmittedChat { events, parsers, prompt: ids, notes })
     }
 
     /// The prompt of `messages`, and where the answer begins in it.
@@ -205,13 +211,13 @@ impl ChatJob {
         &self,
         messages: &[Message],
         model: &ModelLease,
-        wish: &ThinkingWish,
+        thinking: &ThinkingSettings,
     ) -> Result<Continuation, ApiError> {
         let request = RenderRequest {
             messages,
             tools: &self.calls.tools,
             add_generation_prompt: self.end != PromptEnd::Message,
-            variables: Some(&wish.variables),
+            variables: Some(&thinking.variables),
             now: None,
         };
         let rendered = match self.end {
@@ -262,7 +268,7 @@ impl ChatJob {
             Some(markers) if thinking => markers.start,
             Some(_) | None => &continuation.prompt.text,
         };
-        let Calls { tools, parallel, .. } = &self.calls;
+        let AllowedCalls { tools, parallel, .. } = &self.calls;
         let (field, grammar) = match &self.form {
             Some((field, form)) => (*field, model.grammars.form(&model.template, prompt, form, &mut left_out)),
             None if self.calls.required => {

@@ -11,7 +11,7 @@ use crate::http::models::Loaded;
 use crate::http::notes::Notes;
 
 /// A form, and the path of the field that asks for it.
-pub type AskedForm = (&'static str, Form);
+pub type RequestedForm = (&'static str, Form);
 
 /// What a text must look like. Null, false and what is empty ask for nothing; two fields must not ask for different things.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, ToSchema)]
@@ -43,7 +43,7 @@ pub struct FormFields {
 }
 
 /// What a request demands of a text; `None` where that is nothing.
-pub fn read(object: &Object<'_>) -> Result<Option<AskedForm>, ApiError> {
+pub fn read(object: &Object<'_>) -> Result<Option<RequestedForm>, ApiError> {
     let fields: FormFields = object.parse()?;
     // Its values are JSON already.
     let Ok(Value::Object(fields)) = serde_json::to_value(fields) else { return Ok(None) };
@@ -69,7 +69,11 @@ pub fn is_whole(field: &str) -> bool {
 }
 
 /// The grammar of a text that begins after a prompt which no template has made.
-pub fn raw_grammar(model: &Loaded, asked: Option<&AskedForm>, notes: &mut Notes) -> Result<Option<Grammar>, ApiError> {
+pub fn raw_grammar(
+    model: &Loaded,
+    asked: Option<&RequestedForm>,
+    notes: &mut Notes,
+) -> Result<Option<Grammar>, ApiError> {
     let Some((field, form)) = asked else { return Ok(None) };
     let mut left_out = Vec::new();
     let grammar = model.grammars.raw(form, &mut left_out);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use metal_attention::sampling::SamplerOptions;
 use metal_attention::scheduler::{Client, Request};
 
-use super::logit_bias::LogitBias;
+use super::logit_bias::LogitBiasMap;
 use super::sampling::SamplingFields;
 use crate::http::limits::{MAX_CHOICES, MAX_STOP_IDS};
 use crate::http::models::ModelLease;
@@ -19,13 +19,13 @@ pub const MAX_TOP_LOGPROBS: u32 = 20;
 
 /// How texts are generated. The default generates one text to its end, as the model's file recommends.
 #[derive(Debug, Clone)]
-pub struct Generation {
+pub struct GenerationSettings {
     /// How tokens are chosen.
     pub sampling: SamplingFields,
     /// The same seed gives the same text; without one each text is another.
     pub seed: Option<u64>,
     /// Added to the logits of tokens.
-    pub logit_bias: Option<LogitBias>,
+    pub logit_bias: Option<LogitBiasMap>,
     /// Strings that end a text.
     pub stop: Vec<String>,
     /// Tokens that end a text.
@@ -53,7 +53,7 @@ pub struct Generation {
     pub received: Instant,
 }
 
-impl Default for Generation {
+impl Default for GenerationSettings {
     fn default() -> Self {
         Self {
             sampling: SamplingFields::default(),
@@ -75,7 +75,7 @@ impl Default for Generation {
     }
 }
 
-impl Generation {
+impl GenerationSettings {
     /// How tokens of `model` are chosen: as the request says, else as the model's defaults do.
     pub fn sampling(&self, model: &ModelLease) -> Result<SamplerOptions, ApiError> {
         let mut sampling = model.default_sampling()?;

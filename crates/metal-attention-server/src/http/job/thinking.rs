@@ -21,7 +21,7 @@ pub struct ThinkingRequest {
 
 /// What becomes of it with a model's template.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ThinkingWish {
+pub struct ThinkingSettings {
     /// Variables for the template.
     pub variables: Map<String, Value>,
     /// Most tokens of thoughts; `None`: any number.
@@ -30,19 +30,20 @@ pub struct ThinkingWish {
 
 impl ThinkingRequest {
     /// What the request means for the model with this template. Fields without an effect are noted.
-    pub fn wish(&self, template: &ChatTemplate, notes: &mut Notes) -> ThinkingWish {
+    pub fn settings(&self, template: &ChatTemplate, notes: &mut Notes) -> ThinkingSettings {
         let mut variables = self.variables.clone();
-        let own = |name: &str| variables.get(name).and_then(Value::as_bool);
-        let own_switch = own("enable_thinking").or(own("thinking"));
+        let variable = |name: &str| variables.get(name).and_then(Value::as_bool);
+        let variables_switch = variable("enable_thinking").or(variable("thinking"));
         let thinks = template.thinks();
-        let own_budget = || variables.get("thinking_budget")?.as_u64().map(|n| ("chat_template_kwargs", n as usize));
-        let budget = self.budget.or_else(own_budget);
+        let variables_budget =
+            || variables.get("thinking_budget")?.as_u64().map(|n| ("chat_template_kwargs", n as usize));
+        let budget = self.budget.or_else(variables_budget);
         let is_off = self.switch.is_some_and(|(_, on)| !on)
             || self.effort.is_some_and(|(_, effort)| effort == Effort::None)
             || budget.is_some_and(|(_, budget)| budget == 0);
-        if own_switch.map_or(is_off, |on| !on) {
+        if variables_switch.map_or(is_off, |on| !on) {
             template.set_thinking(Thinking::OFF, &mut variables);
-            return ThinkingWish { variables, budget: thinks.then_some(0) };
+            return ThinkingSettings { variables, budget: thinks.then_some(0) };
         }
         if let Some((field, true)) = self.switch
             && !template.set_thinking(Thinking::On, &mut variables)
@@ -64,6 +65,6 @@ impl ThinkingRequest {
                 notes.ignored(field);
             }
         }
-        ThinkingWish { variables, budget: budget.map(|(_, budget)| budget).filter(|_| thinks) }
+        ThinkingSettings { variables, budget: budget.map(|(_, budget)| budget).filter(|_| thinks) }
     }
 }

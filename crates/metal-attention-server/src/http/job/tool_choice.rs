@@ -70,7 +70,7 @@ impl ToolChoice {
 
 /// The functions that an answer may call.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Calls {
+pub struct AllowedCalls {
     /// The functions that the model is told of.
     pub tools: Vec<Tool>,
     /// Whether the answer is a call.
@@ -79,7 +79,7 @@ pub struct Calls {
     pub parallel: bool,
 }
 
-impl Calls {
+impl AllowedCalls {
     /// What `choice` leaves of `tools`; `parallel`: whether the request allows several calls.
     pub fn new(tools: Vec<Tool>, choice: Option<&ToolChoice>, parallel: bool) -> Result<Self, ApiError> {
         let find = |name: &String| {
@@ -153,7 +153,7 @@ mod tests {
         let tool = |name: &str| Tool::try_from(json!({"type": "function", "function": {"name": name}})).unwrap();
         let tools = [tool("f"), tool("g")];
         let calls = |choice: ToolChoice| {
-            let calls = Calls::new(tools.to_vec(), Some(&choice), true).ok()?;
+            let calls = AllowedCalls::new(tools.to_vec(), Some(&choice), true).ok()?;
             Some((
                 calls.tools.iter().map(|t| t.name().to_owned()).collect::<Vec<_>>().join(" "),
                 calls.required,
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(calls(allowed("g", true)), some("g", true, true));
         assert_eq!(calls(allowed("g", false)), some("g", false, true));
         assert_eq!(calls(allowed("h", false)), None);
-        assert!(Calls::new(Vec::new(), Some(&ToolChoice::Required), true).is_err());
-        assert!(Calls::new(Vec::new(), Some(&ToolChoice::Auto), true).is_ok());
+        assert!(AllowedCalls::new(Vec::new(), Some(&ToolChoice::Required), true).is_err());
+        assert!(AllowedCalls::new(Vec::new(), Some(&ToolChoice::Auto), true).is_ok());
     }
 }

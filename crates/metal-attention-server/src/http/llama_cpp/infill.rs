@@ -11,7 +11,7 @@ use super::response::{CompletionAnswer, answer};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::fill_in;
 use crate::http::job::form::FormFields;
-use crate::http::job::generation::Generation;
+use crate::http::job::generation::GenerationSettings;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::ModelLease;
 use crate::http::openai::fields::GenerationFields;
@@ -80,7 +80,7 @@ pub async fn infill(
 impl InfillFields {
     /// The prompt's token ids, and whether something was cut off so that the answer has room: all that it may take, or half
     /// of the context.
-    fn prompt(&self, model: &ModelLease, generation: &Generation) -> Result<(Vec<u32>, bool), ApiError> {
+    fn prompt(&self, model: &ModelLease, generation: &GenerationSettings) -> Result<(Vec<u32>, bool), ApiError> {
         /// BOS and the three marks.
         const MARKS: usize = 4;
         let tokens = fill_in::tokens(model)?;

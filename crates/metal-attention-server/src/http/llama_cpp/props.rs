@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::error::ErrorBody;
 use super::settings::settings;
-use crate::http::job::generation::Generation;
+use crate::http::job::generation::GenerationSettings;
 use crate::http::{ApiError, App};
 
 /// Whose properties are asked for.
@@ -107,7 +107,7 @@ struct Modalities {
         (status = 503, description = "The model is loading, or the server shuts down", body = ErrorBody)))]
 pub async fn props(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Props>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
-    let defaults = Generation::default();
+    let defaults = GenerationSettings::default();
     let stop = defaults.stop(&model, &[]);
     let defaults = defaults.request(&app, &model, Client::Unknown, &Arc::default(), &stop, 0)?;
     let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.token_text(id)).unwrap_or_default().to_owned();

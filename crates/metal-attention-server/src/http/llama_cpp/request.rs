@@ -12,8 +12,8 @@ use super::response::{CompletionWriter, WrittenSequence};
 use super::settings::settings;
 use super::unsupported;
 use crate::http::body::Object;
-use crate::http::job::form::{self, AskedForm};
-use crate::http::job::generation::Generation;
+use crate::http::job::form::{self, RequestedForm};
+use crate::http::job::generation::GenerationSettings;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
@@ -40,8 +40,8 @@ pub struct SharedRequest {
     /// The model's name.
     pub model: Option<String>,
     /// How the texts are generated.
-    pub generation: Generation,
-    form: Option<AskedForm>,
+    pub generation: GenerationSettings,
+    form: Option<RequestedForm>,
     options: AnswerOptions,
     /// How the request was read.
     notes: Notes,

@@ -14,7 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::error::ErrorBody;
 use super::request::{AnswerOptions, SubmittedCompletion};
-use crate::http::job::reply::EndReason;
+use crate::http::job::choice_parser::EndReason;
 use crate::http::models::ModelLease;
 use crate::http::openai::logprobs::{finite, spelling};
 use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};

@@ -13,8 +13,8 @@ use super::fields::{NO_PICTURES, OllamaFields};
 use super::models;
 use super::stream::{self, Answer, End, Part, Reader, respond};
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::job::chat::{Chat, ChatJob, PromptEnd};
-use crate::http::job::tool_choice::Calls;
+use crate::http::job::chat::{ChatJob, PromptEnd, SubmittedChat};
+use crate::http::job::tool_choice::AllowedCalls;
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
@@ -94,7 +94,7 @@ impl FromJson for OllamaChatRequest {
         let messages: Vec<Message> =
             sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
         let job = ChatJob {
-            calls: Calls::new(own.tools.unwrap_or_default(), None, true)?,
+            calls: AllowedCalls::new(own.tools.unwrap_or_default(), None, true)?,
             form: fields.form(),
             thinking: fields.thinking(),
             end: PromptEnd::after(&messages),
@@ -185,14 +185,14 @@ pub async fn chat(
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
     let sequences = RunningSequences::new(app, model, chat.events);
-    let answer = respond::<ChatAnswer>(sequences, reader.messages(chat.replies), streamed).await?;
+    let answer = respond::<ChatAnswer>(sequences, reader.messages(chat.parsers), streamed).await?;
     notes.extend(&chat.notes);
     Ok(notes.attach(answer))
 }
 
 impl OllamaChatRequest {
     /// Submits the job. Templates and tokens take time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Chat, ApiError> {
+    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
         let mut chat = self.job.submit(app, model, client)?;
         self.fields.options.note_context(model, &mut chat.notes);
         Ok(chat)

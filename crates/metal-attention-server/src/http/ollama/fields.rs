@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::options::Options;
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::thinking::ThinkingRequest;
 use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
@@ -107,17 +107,17 @@ impl OllamaFields {
     }
 
     /// How the text is generated.
-    pub fn generation(&self) -> Result<Generation, ApiError> {
+    pub fn generation(&self) -> Result<GenerationSettings, ApiError> {
         let top = self.top_logprobs.unwrap_or(0);
         check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
-        Ok(Generation {
+        Ok(GenerationSettings {
             sampling: self.options.sampling.clone(),
             seed: self.options.seed,
             stop: self.options.stop.clone(),
             max_tokens: self.options.max_tokens,
             logprobs: self.logprobs.unwrap_or(false).then_some(top as usize),
             stream: self.stream.unwrap_or(true),
-            ..Generation::default()
+            ..GenerationSettings::default()
         })
     }
 

@@ -17,11 +17,11 @@ use super::models;
 use super::stream::{self, Answer, End, Part, Reader, respond};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
+use crate::http::job::choice_parser::ChoiceParsers;
 use crate::http::job::fill_in;
 use crate::http::job::form::raw_grammar;
-use crate::http::job::generation::Generation;
-use crate::http::job::reply::Replies;
-use crate::http::job::tool_choice::Calls;
+use crate::http::job::generation::GenerationSettings;
+use crate::http::job::tool_choice::AllowedCalls;
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::ChatTokenLogprob;
@@ -60,7 +60,7 @@ enum Prompt {
 pub struct OllamaGenerateRequest {
     model: String,
     fields: OllamaFields,
-    generation: Generation,
+    generation: GenerationSettings,
     prompt: Prompt,
     notes: Notes,
 }
@@ -94,7 +94,7 @@ impl FromJson for OllamaGenerateRequest {
                 let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
                 let job = ChatJob {
                     messages,
-                    calls: Calls::new(Vec::new(), None, true)?,
+                    calls: AllowedCalls::new(Vec::new(), None, true)?,
                     form: fields.form(),
                     thinking: fields.thinking(),
                     end: PromptEnd::Answer,
@@ -182,7 +182,7 @@ pub async fn generate(
     let Submitted { events, message, notes: more } = submitted;
     notes.extend(&more);
     let reader = match message {
-        Some((replies, prompt)) => reader.messages(replies).with_context(&prompt),
+        Some((parsers, prompt)) => reader.messages(parsers).with_context(&prompt),
         None => reader,
     };
     let sequences = RunningSequences::new(app, model, events);
@@ -193,7 +193,7 @@ pub async fn generate(
 struct Submitted {
     events: Vec<Events>,
     /// What reads it as a message, and the prompt's token ids; `None`: it is a text and nothing else.
-    message: Option<(Replies, Arc<[u32]>)>,
+    message: Option<(ChoiceParsers, Arc<[u32]>)>,
     notes: Notes,
 }
 
@@ -229,7 +229,7 @@ impl OllamaGenerateRequest {
     ) -> Result<Submitted, ApiError> {
         model.check_ids(before, "context")?;
         let chat = job.submit_after(before, app, model, client)?;
-        Ok(Submitted { events: chat.events, message: Some((chat.replies, chat.prompt)), notes: chat.notes })
+        Ok(Submitted { events: chat.events, message: Some((chat.parsers, chat.prompt)), notes: chat.notes })
     }
 
     /// Submits a text that goes on after `prompt`.

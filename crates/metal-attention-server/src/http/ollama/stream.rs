@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use crate::http::ApiError;
-use crate::http::job::reply::{ChatEvent, EndReason, Replies};
+use crate::http::job::choice_parser::{ChatEvent, ChoiceParsers, EndReason};
 use crate::http::models::ModelLease;
 use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::streaming::{ChunkWriter, Frames, Framing, RunningSequences, stream};
@@ -158,7 +158,7 @@ pub fn without_text<A: Answer>(model: &str, is_loaded: bool) -> Response {
 /// Reads the events of one text.
 pub struct Reader {
     /// Tells thoughts and calls from the text; `None`: there are none.
-    replies: Option<Replies>,
+    parsers: Option<ChoiceParsers>,
     tokenizer: Arc<Tokenizer>,
     /// The model's name in the request.
     model: String,
@@ -175,7 +175,7 @@ impl Reader {
     /// Reads a text of `model`, which the request calls `name`.
     pub fn new(model: &ModelLease, name: &str, received: Instant) -> Self {
         Self {
-            replies: None,
+            parsers: None,
             tokenizer: Arc::clone(&model.tokenizer),
             model: name.to_owned(),
             received,
@@ -185,10 +185,10 @@ impl Reader {
         }
     }
 
-    /// Reads a message, as `replies` do.
+    /// Reads a message, as `parsers` do.
     #[must_use]
-    pub fn messages(self, replies: Replies) -> Self {
-        Self { replies: Some(replies), ..self }
+    pub fn messages(self, parsers: ChoiceParsers) -> Self {
+        Self { parsers: Some(parsers), ..self }
     }
 
     /// Reports the token ids of `prompt` and the answer, too.
@@ -207,9 +207,9 @@ impl Reader {
             }
         }
         let mut part = Part::default();
-        match &mut self.replies {
-            Some(replies) => {
-                for event in replies.take(0, event)? {
+        match &mut self.parsers {
+            Some(parsers) => {
+                for event in parsers.parse(0, event)? {
                     self.read(event, &mut part);
                 }
             }
@@ -341,7 +341,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::http::job::reply::Reply;
+    use crate::http::job::choice_parser::ChoiceParser;
 
     /// Text, calls and end of the parts of an answer that is written in `pieces`.
     fn parts(pieces: &[&str], reason: FinishReason) -> Vec<Value> {
@@ -349,7 +349,7 @@ mod tests {
         let tool = json!({"type": "function", "function": {"name": "now"}});
         let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
         let mut reader = Reader {
-            replies: Some(Replies::new(Arc::clone(&tokenizer), vec![Reply::new(parser, false)])),
+            parsers: Some(ChoiceParsers::new(Arc::clone(&tokenizer), vec![ChoiceParser::new(parser, false)])),
             tokenizer,
             model: "m".into(),
             received: Instant::now(),

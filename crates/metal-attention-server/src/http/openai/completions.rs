@@ -15,11 +15,11 @@ use super::logprobs::{self, CompletionLogprobs, PromptLogprobs};
 use super::unsupported::Endpoint;
 use super::usage::Usage;
 use crate::http::body::{FromJson, Json, Object};
+use crate::http::job::choice_parser::EndReason;
 use crate::http::job::fill_in;
-use crate::http::job::form::{self, AskedForm, FormFields};
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
-use crate::http::job::prompt::Prompt;
-use crate::http::job::reply::EndReason;
+use crate::http::job::form::{self, FormFields, RequestedForm};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
+use crate::http::job::prompt::PromptInput;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::models::{Loaded, ModelLease};
 use crate::http::notes::Notes;
@@ -33,7 +33,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct CompletionFields {
     /// The text to continue, or several.
-    prompt: Prompt,
+    prompt: PromptInput,
     /// Begin the answer with the prompt.
     echo: Option<bool>,
     /// Text after the completion, where the model can fill in the middle.
@@ -47,8 +47,8 @@ pub struct CompletionFields {
 pub struct CompletionRequest {
     model: Option<String>,
     own: CompletionFields,
-    form: Option<AskedForm>,
-    generation: Generation,
+    form: Option<RequestedForm>,
+    generation: GenerationSettings,
     include_usage: bool,
     /// How the request was read.
     notes: Notes,

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::unsupported::{self, Endpoint};
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::job::prompt::Prompt;
+use crate::http::job::prompt::PromptInput;
 use crate::http::notes::Notes;
 use crate::http::request_line::RequestLine;
 use crate::http::{ApiError, App, in_time, prepare};
@@ -19,7 +19,7 @@ use crate::http::{ApiError, App, in_time, prepare};
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct EmbeddingsRequest {
     /// The texts.
-    input: Prompt,
+    input: PromptInput,
     /// The model's name.
     model: Option<String>,
     /// How the vectors are written.

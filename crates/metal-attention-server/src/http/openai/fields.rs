@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use super::unsupported::{self, Endpoint};
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
-use crate::http::job::logit_bias::LogitBias;
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
+use crate::http::job::logit_bias::LogitBiasMap;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
 use crate::http::limits::MAX_CHOICES;
@@ -29,7 +29,7 @@ pub struct GenerationFields {
     /// Added to the logits of tokens, by their ids, or by texts whose tokens are meant: an object, or a list of pairs. False
     /// forbids a token.
     #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
-    logit_bias: Option<LogitBias>,
+    logit_bias: Option<LogitBiasMap>,
     /// End the text before any of these strings.
     stop: Option<Stop>,
     /// End the text at any of these tokens.
@@ -90,10 +90,10 @@ impl GenerationFields {
         &self,
         sampling: SamplingFields,
         default_max_tokens: Option<usize>,
-    ) -> Result<Generation, ApiError> {
+    ) -> Result<GenerationSettings, ApiError> {
         let n = self.n.or(self.n_cmpl).unwrap_or(1);
         check(if self.n.is_some() { "n" } else { "n_cmpl" }, n, 1..=MAX_CHOICES)?;
-        Ok(Generation {
+        Ok(GenerationSettings {
             sampling,
             // Of a seed below 0 the texts are as of none.
             seed: self.seed.or(self.random_seed).or(self.sampler_seed).and_then(|seed| u64::try_from(seed).ok()),

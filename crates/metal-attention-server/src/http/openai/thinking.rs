@@ -189,7 +189,7 @@ mod tests {
         let mut notes = Notes::default();
         let variables = fields["chat_template_kwargs"].as_object().cloned().unwrap_or_default();
         let own: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
-        let wish = own.request(variables).unwrap().wish(&template(name), &mut notes);
+        let wish = own.request(variables).unwrap().settings(&template(name), &mut notes);
         (wish.variables.into(), wish.budget, notes)
     }
 

@@ -38,15 +38,15 @@ pub async fn create(
     };
     let (chat, mut writer) = prepare(&app, request, begin).await?;
     let mut sequences = RunningSequences::new(app, model, chat.events);
-    let mut replies = chat.replies;
+    let mut parsers = chat.parsers;
     if stream_wanted {
         let mut before = Frames::default();
         writer.begin(&mut before);
-        return Ok(chat.notes.attach(stream(sequences, before, ResponseChunks::new(replies, writer))));
+        return Ok(chat.notes.attach(stream(sequences, before, ResponseChunks::new(parsers, writer))));
     }
     while let Some((i, event)) = sequences.next().await {
         // A whole answer has the same items as a stream, without its events.
-        writer.add(replies.take(i, event)?, &mut Frames::discarding());
+        writer.add(parsers.parse(i, event)?, &mut Frames::discarding());
     }
     Ok(chat.notes.attach(axum::Json(writer.into_response()).into_response()))
 }

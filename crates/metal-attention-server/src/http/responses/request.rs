@@ -18,7 +18,7 @@ use super::unsupported;
 use super::writer::Wanted;
 use crate::http::body::{FromJson, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::models::ModelLease;
@@ -142,7 +142,7 @@ impl FromJson for ResponseRequest {
             None => (form, None),
         };
         let generation = shared.generation(sampling, None)?;
-        let generation = Generation { logprobs: fields.logprobs()?, ..generation };
+        let generation = GenerationSettings { logprobs: fields.logprobs()?, ..generation };
         let job = ChatJob {
             messages: Vec::new(),
             calls: choice.calls,

@@ -4,7 +4,7 @@ use metal_attention_chat::Tool;
 use serde_json::{Map, Value, json};
 
 use crate::http::ApiError;
-use crate::http::job::tool_choice::{Calls, ToolChoice};
+use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::notes::Notes;
 use metal_attention_grammar::Form;
 
@@ -128,13 +128,13 @@ impl Tools {
             }
         };
         let functions = self.0.iter().map(|tool| tool.function.clone()).collect();
-        let calls = Calls::new(functions, choice.as_ref(), parallel)?;
+        let calls = AllowedCalls::new(functions, choice.as_ref(), parallel)?;
         if let Some(ToolChoice::Named(name)) = &choice
             && let Some(tool) = self.find(name)
             && let ToolKind::Custom(Some(form)) = &tool.kind
         {
             let input_of = Some((tool.clone(), form.clone()));
-            return Ok(Choice { calls: Calls { required: false, ..calls }, input_of });
+            return Ok(Choice { calls: AllowedCalls { required: false, ..calls }, input_of });
         }
         Ok(Choice { calls, input_of: None })
     }

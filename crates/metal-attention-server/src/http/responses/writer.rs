@@ -15,7 +15,7 @@ use super::response::{
 use super::store::{self, Record};
 use super::thoughts;
 use super::tools::{OfferedTool, ToolKind, Tools};
-use crate::http::job::reply::{ChatEnd, ChatEvent, EndReason, Replies};
+use crate::http::job::choice_parser::{ChatEnd, ChatEvent, ChoiceParsers, EndReason};
 use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::streaming::{ChunkWriter, Frames};
 use crate::http::{ApiError, now};
@@ -453,20 +453,20 @@ fn send(number: &mut u64, kind: &'static str, body: impl Serialize, out: &mut Fr
 
 /// A response as a stream.
 pub struct ResponseChunks {
-    replies: Replies,
+    parsers: ChoiceParsers,
     writer: Writer,
 }
 
 impl ResponseChunks {
-    /// A stream of what `replies` read, as `writer` writes it.
-    pub fn new(replies: Replies, writer: Writer) -> Self {
-        Self { replies, writer }
+    /// A stream of what `parsers` read, as `writer` writes it.
+    pub fn new(parsers: ChoiceParsers, writer: Writer) -> Self {
+        Self { parsers, writer }
     }
 }
 
 impl ChunkWriter for ResponseChunks {
     fn event(&mut self, index: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        let parts = self.replies.take(index, event)?;
+        let parts = self.parsers.parse(index, event)?;
         self.writer.add(parts, out);
         Ok(())
     }

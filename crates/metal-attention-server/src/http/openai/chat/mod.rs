@@ -34,13 +34,13 @@ pub async fn chat_completions(
     let mut notes = chat.notes;
     let writer = ChatWriter::new(&model, &chat.prompt, &mut notes, with_logprobs, prompt_logprobs);
     let mut sequences = RunningSequences::new(app, model, chat.events);
-    let mut replies = chat.replies;
+    let mut parsers = chat.parsers;
     if stream_wanted {
         let mut before = Frames::default();
-        writer.begin(replies.len(), &mut before);
-        let chunks = ChatChunks::new(replies, writer, include_usage);
+        writer.begin(parsers.len(), &mut before);
+        let chunks = ChatChunks::new(parsers, writer, include_usage);
         return Ok(notes.attach(stream(sequences, before, chunks)));
     }
-    let answers = sequences.answers(&mut replies).await?;
+    let answers = sequences.answers(&mut parsers).await?;
     Ok(notes.attach(axum::Json(writer.completion(&answers)).into_response()))
 }

@@ -9,9 +9,9 @@ use crate::http::ApiError;
 use crate::http::body::{FromJson, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::form::{self, FormFields};
-use crate::http::job::generation::{Generation, MAX_TOP_LOGPROBS, check};
+use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::sampling::SamplingFields;
-use crate::http::job::tool_choice::{Calls, ToolChoice};
+use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::limits::MAX_MESSAGES;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::openai::thinking::ThinkingFields;
@@ -109,11 +109,11 @@ impl FromJson for ChatRequest {
         let thinking: ThinkingFields = object.parse()?;
         let own: ChatFields = object.parse()?;
         let generation = shared.generation(sampling, None)?;
-        let generation = Generation { logprobs: own.top_logprobs()?.or(generation.logprobs), ..generation };
+        let generation = GenerationSettings { logprobs: own.top_logprobs()?.or(generation.logprobs), ..generation };
         let end = own.prompt_end()?;
         let tools = own.tools.unwrap_or_default();
         let job = ChatJob {
-            calls: Calls::new(tools, own.tool_choice.as_ref(), own.parallel_tool_calls.unwrap_or(true))?,
+            calls: AllowedCalls::new(tools, own.tool_choice.as_ref(), own.parallel_tool_calls.unwrap_or(true))?,
             form: form::read(object)?,
             thinking: thinking.request(own.chat_template_kwargs.unwrap_or_default())?,
             end,

@@ -8,8 +8,8 @@ use metal_attention_chat::AnswerEvent;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::job::answer::Answer;
-use crate::http::job::reply::{ChatEnd, ChatEvent, EndReason, Replies};
+use crate::http::job::answer::AssembledAnswer;
+use crate::http::job::choice_parser::{ChatEnd, ChatEvent, ChoiceParsers, EndReason};
 use crate::http::models::ModelLease;
 use crate::http::notes::Notes;
 use crate::http::openai::logprobs::{self, ChatLogprobs, ChatTokenLogprob, PromptLogprobs};
@@ -138,7 +138,7 @@ impl ChatWriter {
     }
 
     /// The whole completion.
-    pub fn completion(mut self, answers: &[Answer]) -> ChatCompletion {
+    pub fn completion(mut self, answers: &[AssembledAnswer]) -> ChatCompletion {
         let known = answers.first().and_then(|answer| answer.prompt_logprobs.as_deref());
         let of_prompt = |(logprobs, n_top)| logprobs::of_prompt(&self.tokenizer, &self.prompt, logprobs, n_top);
         let prompt_logprobs = known.zip(self.prompt_logprobs).map(of_prompt);
@@ -154,7 +154,7 @@ impl ChatWriter {
         }
     }
 
-    fn choice(&mut self, index: usize, answer: &Answer) -> ChatChoice {
+    fn choice(&mut self, index: usize, answer: &AssembledAnswer) -> ChatChoice {
         let finish_reason = answer.end.as_ref().map(|end| self.ended(index, end));
         let content = answer.logprobs.iter().map(|(id, logprobs)| self.logprob(*id, logprobs)).collect();
         let tool_calls: Vec<ToolCall> = answer.calls().map(ToolCall::of).collect();
@@ -281,22 +281,22 @@ impl Delta {
 
 /// A chat completion as a stream.
 pub struct ChatChunks {
-    replies: Replies,
+    parsers: ChoiceParsers,
     writer: ChatWriter,
     /// Whether the stream ends with the number of tokens.
     include_usage: bool,
 }
 
 impl ChatChunks {
-    /// A stream of what `replies` read, as `writer` writes it.
-    pub fn new(replies: Replies, writer: ChatWriter, include_usage: bool) -> Self {
-        Self { replies, writer, include_usage }
+    /// A stream of what `parsers` read, as `writer` writes it.
+    pub fn new(parsers: ChoiceParsers, writer: ChatWriter, include_usage: bool) -> Self {
+        Self { parsers, writer, include_usage }
     }
 }
 
 impl ChunkWriter for ChatChunks {
     fn event(&mut self, index: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        for part in self.replies.take(index, event)? {
+        for part in self.parsers.parse(index, event)? {
             let choice = ChunkChoice { index, ..Default::default() };
             let choice = match part {
                 // Streams report no log probabilities of the prompt, and no ends of calls.

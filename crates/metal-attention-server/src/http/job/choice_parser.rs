@@ -74,7 +74,7 @@ impl EndReason {
 }
 
 /// An answer as it is read.
-pub struct Reply {
+pub struct ChoiceParser {
     parser: ToolCallParser,
     /// Nothing after the first call is handed out.
     single_call: bool,
@@ -82,7 +82,7 @@ pub struct Reply {
     reasoning_tokens: Option<usize>,
 }
 
-impl Reply {
+impl ChoiceParser {
     /// An answer that `parser` reads; `single_call`: it ends with its first call.
     pub fn new(parser: ToolCallParser, single_call: bool) -> Self {
         Self { parser, single_call, called: false, reasoning_tokens: None }
@@ -104,46 +104,46 @@ impl Reply {
 }
 
 /// The answers of one job as they are read.
-pub struct Replies {
+pub struct ChoiceParsers {
     tokenizer: Arc<Tokenizer>,
-    replies: Vec<Reply>,
+    choices: Vec<ChoiceParser>,
 }
 
-impl Replies {
+impl ChoiceParsers {
     /// Answers whose tokens `tokenizer` spells.
-    pub fn new(tokenizer: Arc<Tokenizer>, replies: Vec<Reply>) -> Self {
-        Self { tokenizer, replies }
+    pub fn new(tokenizer: Arc<Tokenizer>, choices: Vec<ChoiceParser>) -> Self {
+        Self { tokenizer, choices }
     }
 
     /// How many answers there are.
     pub fn len(&self) -> usize {
-        self.replies.len()
+        self.choices.len()
     }
 
     /// What an event of answer `i` adds. An error is the end of the request.
-    pub fn take(&mut self, i: usize, event: Event) -> Result<Vec<ChatEvent>, ApiError> {
-        let reply = &mut self.replies[i];
+    pub fn parse(&mut self, i: usize, event: Event) -> Result<Vec<ChatEvent>, ApiError> {
+        let choice = &mut self.choices[i];
         match event {
             Event::Prompt(logprobs) => Ok(vec![ChatEvent::Prompt(logprobs)]),
             Event::Token { id, text, logprobs } => {
-                let was_thinking = reply.parser.is_thinking();
-                let events = reply.parser.push_token(&self.tokenizer, id, &text);
-                if was_thinking || reply.parser.is_thinking() {
-                    *reply.reasoning_tokens.get_or_insert_default() += 1;
+                let was_thinking = choice.parser.is_thinking();
+                let events = choice.parser.push_token(&self.tokenizer, id, &text);
+                if was_thinking || choice.parser.is_thinking() {
+                    *choice.reasoning_tokens.get_or_insert_default() += 1;
                 }
-                let mut parts = reply.hand_out(events, false);
+                let mut parts = choice.hand_out(events, false);
                 parts.extend(logprobs.map(|logprobs| ChatEvent::Logprobs(id, logprobs)));
                 Ok(parts)
             }
             Event::Done { reason, text, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                 let reason = EndReason::of_text(reason, stop_string)?;
-                let events = reply.parser.push(&text);
-                let mut parts = reply.hand_out(events, false);
-                let rest = reply.parser.finish();
-                parts.extend(reply.hand_out(rest, reason.is_cut()));
-                let calls = reply.parser.n_calls() > 0 && !reason.is_cut();
+                let events = choice.parser.push(&text);
+                let mut parts = choice.hand_out(events, false);
+                let rest = choice.parser.finish();
+                parts.extend(choice.hand_out(rest, reason.is_cut()));
+                let calls = choice.parser.n_calls() > 0 && !reason.is_cut();
                 let reason = if calls { EndReason::Calls } else { reason };
-                let reasoning_tokens = reply.reasoning_tokens;
+                let reasoning_tokens = choice.reasoning_tokens;
                 parts.push(ChatEvent::End(ChatEnd { reason, usage, reasoning_tokens, timings }));
                 Ok(parts)
             }
@@ -165,7 +165,7 @@ mod tests {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let tool = json!({"type": "function", "function": {"name": "now"}});
         let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
-        let mut replies = Replies::new(tokenizer, vec![Reply::new(parser, false)]);
+        let mut choices = ChoiceParsers::new(tokenizer, vec![ChoiceParser::new(parser, false)]);
         let token = |piece: &&str| Event::Token { id: 400, text: (*piece).to_owned(), logprobs: None };
         let done = Event::Done {
             reason,
@@ -177,7 +177,7 @@ mod tests {
             timings: RequestTimings::default(),
         };
         let events = pieces.iter().map(token).chain([done]);
-        let parts = events.flat_map(|event| replies.take(0, event).unwrap());
+        let parts = events.flat_map(|event| choices.parse(0, event).unwrap());
         let end = |part| match part {
             ChatEvent::Answer(AnswerEvent::CallEnd { index }) => Some(format!("call {index}")),
             ChatEvent::CutCall => Some("cut call".into()),
