@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 
 use super::request::ResponseRequest;
 use super::response::ResponseObject;
-use super::store::{self, Shelf};
-use super::writer::{ResponseChunks, Writer};
+use super::store::{self, ClientResponses};
+use super::writer::{ResponseChunks, ResponseWriter};
 use crate::http::body::Json;
 use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
@@ -27,13 +27,13 @@ pub async fn create(
     let stream_wanted = request.stream;
     let lease = model.clone();
     let begin = move |app: &App, request: &ResponseRequest| {
-        let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
+        let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
         let id = store::response_id();
-        let turn = request.turn(&shelf, &id)?;
-        let mut chat = turn.job.submit(app, &lease, client)?;
-        let asked = request.asked(app, &lease, lease.answer_name(&mut chat.notes))?;
-        let record = request.is_kept().then(|| shelf.record(turn.items));
-        let writer = Writer::new(id, asked, request.wanted(), &lease.tokenizer, record);
+        let resolved = request.resolve(&stored, &id)?;
+        let mut chat = resolved.job.submit(app, &lease, client)?;
+        let echo = request.echo(app, &lease, lease.answer_name(&mut chat.notes))?;
+        let record = request.is_kept().then(|| stored.record(resolved.items));
+        let writer = ResponseWriter::new(id, echo, request.writer_options(), &lease.tokenizer, record);
         Ok((chat, writer))
     };
     let (chat, mut writer) = prepare(&app, request, begin).await?;
@@ -70,8 +70,8 @@ pub async fn input_tokens(
 ) -> Result<axum::Json<InputTokens>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let count = move |app: &App, request: &ResponseRequest| {
-        let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
-        Ok(request.turn(&shelf, "")?.job.prompt(&model)?.len())
+        let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
+        Ok(request.resolve(&stored, "")?.job.prompt(&model)?.len())
     };
     let input_tokens = prepare(&app, request, count).await?;
     Ok(axum::Json(InputTokens { object: "response.input_tokens", input_tokens }))

@@ -107,7 +107,7 @@ impl SentItem {
         if !json.get().starts_with('{') {
             return Err(ApiError::field(place, format!("{place} must be an item, which is an object")));
         }
-        let head = Head::deserialize(json).map_err(failed)?;
+        let head = ItemHeader::deserialize(json).map_err(failed)?;
         let item = head.read(json).map_err(failed)?;
         Ok(Self { json: json.to_owned(), id: head.id, item })
     }
@@ -144,14 +144,14 @@ impl SentItem {
 
 /// What tells how an item is read.
 #[derive(Deserialize)]
-struct Head {
+struct ItemHeader {
     #[serde(rename = "type")]
     kind: Option<String>,
     id: Option<String>,
     role: Option<String>,
 }
 
-impl Head {
+impl ItemHeader {
     fn read(&self, json: &RawValue) -> Result<Item, serde_json::Error> {
         let kind = match (&self.kind, &self.role, &self.id) {
             (Some(kind), _, _) => kind,
@@ -176,9 +176,9 @@ impl Head {
             }
             "reasoning" => {
                 let fields = ReasoningFields::deserialize(json)?;
-                let thoughts = fields.content.map(|Text(text)| text).filter(|text| !text.is_empty());
+                let thoughts = fields.content.map(|InputText(text)| text).filter(|text| !text.is_empty());
                 let sealed = || fields.encrypted_content.as_deref().and_then(thoughts::opened);
-                let summary = || fields.summary.as_ref().map(|Text(text)| text.clone());
+                let summary = || fields.summary.as_ref().map(|InputText(text)| text.clone());
                 Ok(Item::Thoughts(thoughts.or_else(sealed).or_else(summary).filter(|text| !text.is_empty())))
             }
             "function_call" => {
@@ -195,7 +195,7 @@ impl Head {
                 Ok(Item::CustomCall { id, namespace, name, input: input.unwrap_or_default() })
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let OutputFields { call_id, output: Text(text) } = OutputFields::deserialize(json)?;
+                let OutputFields { call_id, output: InputText(text) } = OutputFields::deserialize(json)?;
                 Ok(Item::Output { call_id, text })
             }
             "item_reference" => match &self.id {
@@ -213,13 +213,13 @@ impl Head {
 #[derive(Deserialize)]
 struct MessageFields {
     #[serde(default)]
-    content: Text,
+    content: InputText,
 }
 
 #[derive(Deserialize)]
 struct ReasoningFields {
-    content: Option<Text>,
-    summary: Option<Text>,
+    content: Option<InputText>,
+    summary: Option<InputText>,
     encrypted_content: Option<String>,
 }
 
@@ -236,47 +236,47 @@ struct CallFields {
 struct OutputFields {
     call_id: String,
     #[serde(default)]
-    output: Text,
+    output: InputText,
 }
 
 /// A text, as it is or in parts.
 #[derive(Debug, Default)]
-struct Text(String);
+struct InputText(String);
 
-impl<'de> Deserialize<'de> for Text {
+impl<'de> Deserialize<'de> for InputText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor)
+        deserializer.deserialize_any(InputTextVisitor)
     }
 }
 
-struct TextVisitor;
+struct InputTextVisitor;
 
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Text;
+impl<'de> Visitor<'de> for InputTextVisitor {
+    type Value = InputText;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text, or a list of parts")
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Text, E> {
-        Ok(Text::default())
+    fn visit_unit<E: Error>(self) -> Result<InputText, E> {
+        Ok(InputText::default())
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
-        Ok(Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<InputText, E> {
+        Ok(InputText(text.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Text, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<InputText, A::Error> {
         let mut text = String::new();
-        while let Some(Text(part)) = parts.next_element()? {
+        while let Some(InputText(part)) = parts.next_element()? {
             text += &part;
         }
-        Ok(Text(text))
+        Ok(InputText(text))
     }
 
     /// A part.
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Text, A::Error> {
-        let part = Part::deserialize(MapAccessDeserializer::new(map))?;
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<InputText, A::Error> {
+        let part = InputPart::deserialize(MapAccessDeserializer::new(map))?;
         let text = match part.kind.as_deref().unwrap_or("text") {
             "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text" => part.text,
             "refusal" => part.refusal,
@@ -298,13 +298,13 @@ impl<'de> Visitor<'de> for TextVisitor {
                 )));
             }
         };
-        Ok(Text(text.unwrap_or_default()))
+        Ok(InputText(text.unwrap_or_default()))
     }
 }
 
 /// A part of a text.
 #[derive(Deserialize)]
-struct Part {
+struct InputPart {
     #[serde(rename = "type")]
     kind: Option<String>,
     text: Option<String>,

@@ -4,10 +4,10 @@
 //! `request.rs` a [`ChatJob`](super::job::chat::ChatJob) of it all. `writer.rs` makes the response's items and the
 //! streamed events of what is generated, and `store.rs` keeps responses.
 
-mod conversation;
 pub mod create;
 mod custom_input;
 mod items;
+mod message_builder;
 mod request;
 mod response;
 mod schema;

@@ -9,13 +9,13 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::conversation::Conversation;
 use super::items::{self, Item, SentItem};
-use super::response::Asked;
-use super::store::{self, Output, Shelf};
-use super::tools::{OfferedTool, Tools};
+use super::message_builder::MessageBuilder;
+use super::response::RequestEcho;
+use super::store::{self, ClientResponses, StoredOutput};
+use super::tools::{ResponseTool, ResponseTools};
 use super::unsupported;
-use super::writer::Wanted;
+use super::writer::WriterOptions;
 use crate::http::body::{FromJson, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
@@ -86,7 +86,7 @@ pub enum Truncation {
 #[expect(dead_code, reason = "it is read item by item")]
 pub struct InputFields {
     /// The conversation, or what is new of it: a text, or items.
-    input: Option<super::schema::Input>,
+    input: Option<super::schema::ResponseInput>,
 }
 
 /// A request for a response.
@@ -98,14 +98,14 @@ pub struct ResponseRequest {
     input: Vec<SentItem>,
     fields: ResponseFields,
     reasoning: Option<Value>,
-    tools: Tools,
-    input_of: Option<OfferedTool>,
+    tools: ResponseTools,
+    input_tool: Option<ResponseTool>,
     /// The job without its messages.
     job: ChatJob,
 }
 
 /// A request whose earlier turns were found.
-pub struct Turn {
+pub struct ResolvedRequest {
     /// What is to be generated.
     pub job: ChatJob,
     /// The items of the conversation, the earlier turns' first.
@@ -125,18 +125,18 @@ impl FromJson for ResponseRequest {
                 notes.ignored(format!("input.{kind}"));
             }
         }
-        let tools = Tools::read(fields.tools.as_deref().unwrap_or_default(), &mut notes)?;
+        let tools = ResponseTools::read(fields.tools.as_deref().unwrap_or_default(), &mut notes)?;
         let choice = fields.tool_choice.clone().unwrap_or(Value::Null);
-        let choice = tools.choose(&choice, fields.parallel_tool_calls.unwrap_or(true))?;
+        let choice = tools.select(&choice, fields.parallel_tool_calls.unwrap_or(true))?;
         let form = form(fields.text.as_ref())?;
         if fields.text.as_ref().and_then(|text| text.get("verbosity")).is_some_and(|value| !value.is_null()) {
             notes.ignored("text.verbosity");
         }
-        if form.is_some() && (choice.calls.required || choice.input_of.is_some()) {
+        if form.is_some() && (choice.calls.required || choice.input_tool.is_some()) {
             // The answer is a call, which has no text.
             notes.ignored("text.format");
         }
-        let (form, input_of) = match choice.input_of {
+        let (form, input_tool) = match choice.input_tool {
             Some((tool, grammar)) => (Some(("tools", grammar)), Some(tool)),
             None if choice.calls.required => (None, None),
             None => (form, None),
@@ -158,7 +158,16 @@ impl FromJson for ResponseRequest {
             notes,
         };
         let reasoning = object.get("reasoning").and_then(|value| serde_json::from_str(value.get()).ok());
-        Ok(Self { model: shared.model, stream: job.generation.stream, input, fields, reasoning, tools, input_of, job })
+        Ok(Self {
+            model: shared.model,
+            stream: job.generation.stream,
+            input,
+            fields,
+            reasoning,
+            tools,
+            input_tool,
+            job,
+        })
     }
 }
 
@@ -218,10 +227,10 @@ impl ResponseRequest {
     }
 
     /// How the response is written.
-    pub fn wanted(&self) -> Wanted {
-        Wanted {
+    pub fn writer_options(&self) -> WriterOptions {
+        WriterOptions {
             tools: self.tools.clone(),
-            input_of: self.input_of.clone(),
+            input_tool: self.input_tool.clone(),
             sums_up: self.has_summary(),
             seals_thoughts: self.fields.includes("reasoning.encrypted_content"),
             with_logprobs: self.job.generation.logprobs.is_some(),
@@ -230,18 +239,18 @@ impl ResponseRequest {
 
     /// The request with the turns before it; `id`: the response's name, by which its items are called. Not to be called on a
     /// thread that serves others.
-    pub fn turn(&self, shelf: &Shelf, id: &str) -> Result<Turn, ApiError> {
-        let mut conversation = Conversation::new(self.fields.instructions.as_deref());
+    pub fn resolve(&self, stored: &ClientResponses, id: &str) -> Result<ResolvedRequest, ApiError> {
+        let mut conversation = MessageBuilder::new(self.fields.instructions.as_deref());
         let mut items: Vec<Box<RawValue>> = Vec::new();
         if let Some(previous) = &self.fields.previous_response_id {
-            let body = shelf.get(previous)?.ok_or_else(|| {
+            let body = stored.get(previous)?.ok_or_else(|| {
                 let message = format!(
                     "previous_response_id: there is no response {previous:?} here: it was not kept, or others have taken \
                      its place; send the conversation in input"
                 );
                 ApiError::field("previous_response_id", message).with_code("previous_response_not_found")
             })?;
-            let kept = body.read::<Output<'_>>()?;
+            let kept = body.read::<StoredOutput<'_>>()?;
             for json in kept.input.into_iter().chain(kept.response.output) {
                 let sent = SentItem::read(json, "previous_response_id")?;
                 conversation.add(&sent.item);
@@ -252,7 +261,7 @@ impl ResponseRequest {
         }
         for (i, sent) in self.input.iter().enumerate() {
             if let Item::Reference(of) = &sent.item {
-                let json = referred(shelf, of)?.ok_or_else(|| {
+                let json = referred(stored, of)?.ok_or_else(|| {
                     let place = format!("input[{i}]");
                     let message = format!("{place}: there is no item {of:?} here: send the item itself");
                     ApiError::field(place, message).with_code("item_not_found")
@@ -265,11 +274,11 @@ impl ResponseRequest {
             }
         }
         let job = ChatJob { messages: messages(conversation)?, ..self.job.clone() };
-        Ok(Turn { job, items })
+        Ok(ResolvedRequest { job, items })
     }
 
     /// What of the request the response repeats; `name`: the model's name.
-    pub fn asked(&self, app: &App, model: &ModelLease, name: String) -> Result<Asked, ApiError> {
+    pub fn echo(&self, app: &App, model: &ModelLease, name: String) -> Result<RequestEcho, ApiError> {
         let fields = &self.fields;
         let sampling = self.job.generation.sampling(model)?;
         let mut text = fields.text.clone().unwrap_or_default();
@@ -277,7 +286,7 @@ impl ResponseRequest {
             text.insert("format".into(), json!({"type": "text"}));
         }
         let given = |value: &Option<Value>, default: Value| value.clone().filter(|v| !v.is_null()).unwrap_or(default);
-        Ok(Asked {
+        Ok(RequestEcho {
             model: name,
             background: false,
             instructions: fields.instructions.clone(),
@@ -304,7 +313,7 @@ impl ResponseRequest {
 }
 
 /// The messages, if they are not too many.
-fn messages(conversation: Conversation) -> Result<Vec<Message>, ApiError> {
+fn messages(conversation: MessageBuilder) -> Result<Vec<Message>, ApiError> {
     let messages = conversation.finish();
     match messages.len() {
         0 => Err(ApiError::field("input", "input holds nothing that the model reads: give a text or a message")),
@@ -317,14 +326,15 @@ fn messages(conversation: Conversation) -> Result<Vec<Message>, ApiError> {
 }
 
 /// The item of this name in a response that is kept.
-fn referred(shelf: &Shelf, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+fn referred(stored: &ClientResponses, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     #[derive(Deserialize)]
-    struct Named {
+    struct OnlyId {
         id: Option<String>,
     }
-    let Some(body) = shelf.get_by_item(id)? else { return Ok(None) };
-    let kept = body.read::<Output<'_>>()?;
-    let is_it =
-        |json: &&RawValue| serde_json::from_str::<Named>(json.get()).is_ok_and(|named| named.id.as_deref() == Some(id));
+    let Some(body) = stored.get_by_item(id)? else { return Ok(None) };
+    let kept = body.read::<StoredOutput<'_>>()?;
+    let is_it = |json: &&RawValue| {
+        serde_json::from_str::<OnlyId>(json.get()).is_ok_and(|named| named.id.as_deref() == Some(id))
+    };
     Ok(kept.response.output.into_iter().chain(kept.input).find(is_it).map(RawValue::to_owned))
 }

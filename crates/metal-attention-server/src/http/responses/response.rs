@@ -22,7 +22,7 @@ pub struct ResponseObject {
     #[schema(required)]
     pub completed_at: Option<u64>,
     /// How far it is.
-    pub status: Status,
+    pub status: ResponseStatus,
     /// Why it failed.
     #[schema(required)]
     pub error: Option<ResponseError>,
@@ -36,12 +36,13 @@ pub struct ResponseObject {
     pub usage: Option<ResponseUsage>,
     /// What was asked.
     #[serde(flatten)]
-    pub asked: Asked,
+    pub echo: RequestEcho,
 }
 
 /// What was asked, as far as a response repeats it.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct Asked {
+#[schema(as = Asked)]
+pub struct RequestEcho {
     /// The model that answers.
     pub model: String,
     /// False: the server answers while the client waits.
@@ -96,7 +97,8 @@ pub struct Asked {
 /// How far a response or one of its items is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+#[schema(as = Status)]
+pub enum ResponseStatus {
     /// It is generated.
     InProgress,
     /// It is complete.
@@ -132,14 +134,14 @@ pub enum OutputItem {
         /// The item's name.
         id: String,
         /// The thoughts again, where the request has `reasoning.summary`: nobody sums them up.
-        summary: Vec<Part>,
+        summary: Vec<ContentPart>,
         /// The thoughts.
-        content: Vec<Part>,
+        content: Vec<ContentPart>,
         /// The thoughts in a form that the next request may repeat, where `include` has it.
         #[serde(skip_serializing_if = "Option::is_none")]
         encrypted_content: Option<String>,
         /// How far it is.
-        status: Status,
+        status: ResponseStatus,
     },
     /// What the model says.
     Message {
@@ -148,9 +150,9 @@ pub enum OutputItem {
         /// `assistant`.
         role: &'static str,
         /// The text.
-        content: Vec<Part>,
+        content: Vec<ContentPart>,
         /// How far it is.
-        status: Status,
+        status: ResponseStatus,
     },
     /// A function that the model calls.
     FunctionCall {
@@ -166,7 +168,7 @@ pub enum OutputItem {
         /// The arguments: a JSON object as text.
         arguments: String,
         /// How far it is.
-        status: Status,
+        status: ResponseStatus,
     },
     /// A custom tool that the model calls.
     CustomToolCall {
@@ -182,7 +184,7 @@ pub enum OutputItem {
         /// What it is called with.
         input: String,
         /// How far it is.
-        status: Status,
+        status: ResponseStatus,
     },
 }
 
@@ -190,7 +192,8 @@ pub enum OutputItem {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[expect(clippy::enum_variant_names, reason = "the interface's own names")]
-pub enum Part {
+#[schema(as = Part)]
+pub enum ContentPart {
     /// A text.
     OutputText {
         /// The text.

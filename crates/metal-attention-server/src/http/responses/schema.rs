@@ -8,7 +8,8 @@ use utoipa::ToSchema;
 /// What a response answers.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum Input {
+#[schema(as = Input)]
+pub enum ResponseInput {
     /// A text of the user.
     Text(String),
     /// The conversation, or what is new of it.

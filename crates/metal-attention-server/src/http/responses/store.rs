@@ -57,10 +57,10 @@ pub enum StoreError {
 
 /// Responses that are kept; clones are the same store.
 #[derive(Debug, Clone)]
-pub struct ResponseStore(Arc<Shared>);
+pub struct ResponseStore(Arc<StoreState>);
 
 #[derive(Debug)]
-struct Shared {
+struct StoreState {
     limits: StoreLimits,
     index: Arc<Mutex<Index>>,
     folder: Option<Folder>,
@@ -69,7 +69,7 @@ struct Shared {
 /// What is kept.
 #[derive(Debug, Default)]
 struct Index {
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, IndexEntry>,
     /// The names by when they were last asked for.
     by_use: BTreeMap<u64, String>,
     bytes: usize,
@@ -77,7 +77,7 @@ struct Index {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct IndexEntry {
     bytes: usize,
     /// When it was last asked for.
     used: u64,
@@ -101,7 +101,7 @@ enum Change {
     /// Its file is to go.
     Remove(String),
     /// Those who wait here are to be told that all before is done.
-    Tell(Sender<()>),
+    Flushed(Sender<()>),
 }
 
 impl Default for ResponseStore {
@@ -113,7 +113,7 @@ impl Default for ResponseStore {
 impl ResponseStore {
     /// A store that ends with the process.
     pub fn in_memory(limits: StoreLimits) -> Self {
-        Self(Arc::new(Shared { limits, index: Arc::default(), folder: None }))
+        Self(Arc::new(StoreState { limits, index: Arc::default(), folder: None }))
     }
 
     /// A store in a folder, which is made where there is none. What it keeps from before is there again.
@@ -129,7 +129,7 @@ impl ResponseStore {
         let work = move || received.into_iter().for_each(|change| writer.make(change));
         std::thread::Builder::new().name("responses".into()).spawn(work).map_err(failed)?;
         let folder = Folder { path: path.to_owned(), changes };
-        let store = Self(Arc::new(Shared { limits, index, folder: Some(folder) }));
+        let store = Self(Arc::new(StoreState { limits, index, folder: Some(folder) }));
         for (_, id, bytes) in files(path).map_err(failed)? {
             store.insert(&id, bytes, None);
         }
@@ -138,9 +138,9 @@ impl ResponseStore {
 
     /// Waits until all is written, as long as that takes no more than some seconds.
     pub fn flush(&self) {
-        let (tell, told) = mpsc::channel();
-        self.change(Change::Tell(tell));
-        let _ = told.recv_timeout(Duration::from_secs(5));
+        let (sender, receiver) = mpsc::channel();
+        self.change(Change::Flushed(sender));
+        let _ = receiver.recv_timeout(Duration::from_secs(5));
     }
 
     /// Keeps a response under a name that is not taken.
@@ -158,7 +158,7 @@ impl ResponseStore {
         let used = index.next_use();
         index.bytes += bytes;
         index.by_use.insert(used, id.to_owned());
-        index.entries.insert(id.to_owned(), Entry { bytes, used, body });
+        index.entries.insert(id.to_owned(), IndexEntry { bytes, used, body });
         while index.bytes > most || index.entries.len() > responses {
             let Some(oldest) = index.by_use.values().next().cloned() else { break };
             index.remove(&oldest);
@@ -268,8 +268,8 @@ impl FolderWriter {
                     tracing::warn!("cannot remove the response {id} from {}: {error}", self.path.display());
                 }
             }
-            Change::Tell(tell) => {
-                let _ = tell.send(());
+            Change::Flushed(sender) => {
+                let _ = sender.send(());
             }
         }
     }
@@ -350,7 +350,7 @@ fn response_of_item(id: &str) -> Option<String> {
 
 /// The responses of one key.
 #[derive(Debug, Clone)]
-pub struct Shelf {
+pub struct ClientResponses {
     store: ResponseStore,
     /// What the key is called in a store; `None`: that of everybody, where no key is asked for.
     owner: Option<String>,
@@ -358,7 +358,7 @@ pub struct Shelf {
 
 /// A response as it is kept, with the items that it answers.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Kept<'a, R> {
+pub struct StoredResponse<'a, R> {
     owner: Option<String>,
     /// The response.
     pub response: R,
@@ -369,24 +369,24 @@ pub struct Kept<'a, R> {
 
 /// The output of a response that is kept.
 #[derive(Debug, Deserialize)]
-pub struct Output<'a> {
+pub struct StoredOutput<'a> {
     /// The items.
     #[serde(borrow)]
     pub output: Vec<&'a RawValue>,
 }
 
 /// A response's JSON as it is kept.
-pub struct Body(Arc<[u8]>);
+pub struct StoredBody(Arc<[u8]>);
 
-impl Body {
+impl StoredBody {
     /// What is in it; `R` reads the response.
-    pub fn read<'a, R: Deserialize<'a>>(&'a self) -> Result<Kept<'a, R>, ApiError> {
+    pub fn read<'a, R: Deserialize<'a>>(&'a self) -> Result<StoredResponse<'a, R>, ApiError> {
         serde_json::from_slice(&self.0)
             .map_err(|error| ApiError::internal(format!("a response that was kept cannot be read: {error}")))
     }
 }
 
-impl Shelf {
+impl ClientResponses {
     /// The responses that `client` may see.
     pub fn new(store: &ResponseStore, client: Client, keys: &Keys) -> Self {
         let owner = match client {
@@ -397,17 +397,17 @@ impl Shelf {
     }
 
     /// The response of this name. Not to be called on a thread that serves others.
-    pub fn get(&self, id: &str) -> Result<Option<Body>, ApiError> {
+    pub fn get(&self, id: &str) -> Result<Option<StoredBody>, ApiError> {
         if !is_id(id) {
             return Ok(None);
         }
-        let Some(body) = self.store.get(id)?.map(Body) else { return Ok(None) };
+        let Some(body) = self.store.get(id)?.map(StoredBody) else { return Ok(None) };
         let is_own = body.read::<serde::de::IgnoredAny>()?.owner == self.owner;
         Ok(is_own.then_some(body))
     }
 
     /// The response that has an item of this name. Not to be called on a thread that serves others.
-    pub fn get_by_item(&self, id: &str) -> Result<Option<Body>, ApiError> {
+    pub fn get_by_item(&self, id: &str) -> Result<Option<StoredBody>, ApiError> {
         match response_of_item(id) {
             Some(id) => self.get(&id),
             None => Ok(None),
@@ -424,22 +424,22 @@ impl Shelf {
     }
 
     /// Where a response to `input` will be kept.
-    pub fn record(&self, input: Vec<Box<RawValue>>) -> Record {
-        Record { shelf: self.clone(), input }
+    pub fn record(&self, input: Vec<Box<RawValue>>) -> ResponseRecord {
+        ResponseRecord { stored: self.clone(), input }
     }
 }
 
 /// Where a response will be kept, with the items that it answers.
-pub struct Record {
-    shelf: Shelf,
+pub struct ResponseRecord {
+    stored: ClientResponses,
     input: Vec<Box<RawValue>>,
 }
 
-impl Record {
+impl ResponseRecord {
     /// Keeps the response.
     pub fn keep(self, response: &ResponseObject) {
-        let Self { shelf: Shelf { store, owner }, input } = self;
-        let kept = Kept { owner, response, input: input.iter().map(|item| &**item).collect() };
+        let Self { stored: ClientResponses { store, owner }, input } = self;
+        let kept = StoredResponse { owner, response, input: input.iter().map(|item| &**item).collect() };
         // Types of this crate always serialise.
         if let Ok(body) = serde_json::to_vec(&kept) {
             store.put(response.id.clone(), body);

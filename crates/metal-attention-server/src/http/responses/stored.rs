@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::response::ResponseObject;
-use super::store::{Body, Shelf};
+use super::store::{ClientResponses, StoredBody};
 use crate::http::error::ErrorBody;
 use crate::http::job::generation::check;
 use crate::http::peer::Peer;
@@ -20,24 +20,24 @@ use crate::http::work::Weight;
 use crate::http::{ApiError, App};
 
 /// Most items of a page.
-const MAX_PAGE: usize = 100;
+const MAX_LIMIT: usize = 100;
 /// Items of a page where a request does not say.
-const PAGE: usize = 20;
+const DEFAULT_LIMIT: usize = 20;
 
 /// Does `work` with the responses of `client`, where it holds up nobody.
-async fn on_shelf<T: Send + 'static>(
+async fn with_stored<T: Send + 'static>(
     app: &App,
     client: Client,
     peer: Peer,
-    work: impl FnOnce(&Shelf) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&ClientResponses) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let shelf = Shelf::new(&app.options.responses, client, &app.options.keys);
-    app.work.run(peer, Weight::Small, move || work(&shelf)).await
+    let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
+    app.work.run(peer, Weight::Small, move || work(&stored)).await
 }
 
 /// The response of this name; an error where there is none.
-fn kept(shelf: &Shelf, id: &str) -> Result<Body, ApiError> {
-    shelf.get(id)?.ok_or_else(|| not_found(id))
+fn kept(stored: &ClientResponses, id: &str) -> Result<StoredBody, ApiError> {
+    stored.get(id)?.ok_or_else(|| not_found(id))
 }
 
 fn not_found(id: &str) -> ApiError {
@@ -74,8 +74,8 @@ pub async fn retrieve(
         let message = "stream is not supported for a response that is kept: leave it out";
         return Err(ApiError::field("stream", message).with_code("unsupported_parameter"));
     }
-    let read = move |shelf: &Shelf| Ok(kept(shelf, &id)?.read::<&RawValue>()?.response.get().to_owned());
-    let json = on_shelf(&app, client, peer, read).await?;
+    let read = move |stored: &ClientResponses| Ok(kept(stored, &id)?.read::<&RawValue>()?.response.get().to_owned());
+    let json = with_stored(&app, client, peer, read).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
@@ -102,11 +102,11 @@ pub async fn delete(
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<DeletedResponse>, ApiError> {
-    let remove = move |shelf: &Shelf| {
-        let was_there = shelf.remove(&id)?;
+    let remove = move |stored: &ClientResponses| {
+        let was_there = stored.remove(&id)?;
         was_there.then_some(DeletedResponse { id: id.clone(), object: "response", deleted: true }).ok_or(not_found(&id))
     };
-    on_shelf(&app, client, peer, remove).await.map(axum::Json)
+    with_stored(&app, client, peer, remove).await.map(axum::Json)
 }
 
 /// Refuses to cancel a response: those that are kept are complete.
@@ -121,18 +121,18 @@ pub async fn cancel(
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
 ) -> Result<(), ApiError> {
-    let refuse = move |shelf: &Shelf| {
-        kept(shelf, &id)?;
+    let refuse = move |stored: &ClientResponses| {
+        kept(stored, &id)?;
         let message = "cancel is not supported: only responses in the background are cancelled, and this server has none; to \
                        end a response close its connection";
         Err(ApiError::invalid(message).with_code("unsupported_endpoint"))
     };
-    on_shelf(&app, client, peer, refuse).await
+    with_stored(&app, client, peer, refuse).await
 }
 
 /// Which items of a response are wanted.
 #[derive(Debug, Deserialize)]
-pub struct Page {
+pub struct ItemsQuery {
     /// The item before the first one.
     after: Option<String>,
     /// Most items.
@@ -182,13 +182,13 @@ pub async fn input_items(
     client: Client,
     Extension(peer): Extension<Peer>,
     Path(id): Path<String>,
-    page: Result<Query<Page>, QueryRejection>,
+    query_items: Result<Query<ItemsQuery>, QueryRejection>,
 ) -> Result<axum::Json<ItemList>, ApiError> {
-    let Page { after, limit, order } = query(page)?;
-    let limit = limit.unwrap_or(PAGE);
-    check("limit", limit, 1..=MAX_PAGE)?;
-    let list = move |shelf: &Shelf| {
-        let body = kept(shelf, &id)?;
+    let ItemsQuery { after, limit, order } = query(query_items)?;
+    let limit = limit.unwrap_or(DEFAULT_LIMIT);
+    check("limit", limit, 1..=MAX_LIMIT)?;
+    let list = move |stored: &ClientResponses| {
+        let body = kept(stored, &id)?;
         let mut items = body.read::<serde::de::IgnoredAny>()?.input;
         if order != Some(Order::Asc) {
             items.reverse();
@@ -205,5 +205,5 @@ pub async fn input_items(
         let (first_id, last_id) = (data.first().and_then(name), data.last().and_then(name));
         Ok(ItemList { object: "list", data, first_id, last_id, has_more: rest.next().is_some() })
     };
-    on_shelf(&app, client, peer, list).await.map(axum::Json)
+    with_stored(&app, client, peer, list).await.map(axum::Json)
 }

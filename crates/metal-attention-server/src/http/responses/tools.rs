@@ -10,7 +10,7 @@ use metal_attention_grammar::Form;
 
 /// A tool that the model is told of.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OfferedTool {
+pub struct ResponseTool {
     /// The function that stands for it.
     function: Tool,
     /// The tool's own name.
@@ -32,15 +32,15 @@ pub enum ToolKind {
 
 /// The tools that the model is told of.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Tools(Vec<OfferedTool>);
+pub struct ResponseTools(Vec<ResponseTool>);
 
 /// What the answer may or must call.
 #[derive(Debug)]
-pub struct Choice {
+pub struct ToolSelection {
     /// The functions.
     pub calls: Calls,
     /// The tool that the whole answer is the input of, and the grammar that it follows.
-    pub input_of: Option<(OfferedTool, Form)>,
+    pub input_tool: Option<(ResponseTool, Form)>,
 }
 
 /// The name of the function that stands for a tool of a namespace.
@@ -52,7 +52,7 @@ pub fn offered_name(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-impl Tools {
+impl ResponseTools {
     /// Reads the field `tools`. Tools that OpenAI's servers run themselves are left out, and noted.
     pub fn read(list: &[Value], notes: &mut Notes) -> Result<Self, ApiError> {
         let mut tools = Self::default();
@@ -75,7 +75,7 @@ impl Tools {
         match kind {
             "function" => {
                 let fields = nested("function");
-                self.0.push(OfferedTool::new(fields, namespace, ToolKind::Function, fields).map_err(|e| wrong(&e))?);
+                self.0.push(ResponseTool::new(fields, namespace, ToolKind::Function, fields).map_err(|e| wrong(&e))?);
             }
             "custom" => {
                 let fields = nested("custom");
@@ -83,7 +83,8 @@ impl Tools {
                 let input = json!({"description": description, "parameters": {"type": "object",
                     "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": false}});
                 let input = input.as_object().unwrap_or(fields);
-                self.0.push(OfferedTool::new(fields, namespace, ToolKind::Custom(form), input).map_err(|e| wrong(&e))?);
+                self.0
+                    .push(ResponseTool::new(fields, namespace, ToolKind::Custom(form), input).map_err(|e| wrong(&e))?);
             }
             "namespace" if namespace.is_none() => {
                 let name = fields.get("name").and_then(Value::as_str).ok_or_else(|| wrong("its name is missing"))?;
@@ -98,12 +99,12 @@ impl Tools {
     }
 
     /// The tool that a call of the function `name` means.
-    pub fn find(&self, name: &str) -> Option<&OfferedTool> {
+    pub fn find(&self, name: &str) -> Option<&ResponseTool> {
         self.0.iter().find(|tool| tool.function.name() == name)
     }
 
     /// What `choice`, the field `tool_choice`, leaves; `parallel`: whether the request allows several calls.
-    pub fn choose(&self, choice: &Value, parallel: bool) -> Result<Choice, ApiError> {
+    pub fn select(&self, choice: &Value, parallel: bool) -> Result<ToolSelection, ApiError> {
         let mut choice = choice.clone();
         // Tools that were left out cannot be named.
         if let Some(Value::Array(allowed)) = choice.get_mut("tools") {
@@ -133,14 +134,14 @@ impl Tools {
             && let Some(tool) = self.find(name)
             && let ToolKind::Custom(Some(form)) = &tool.kind
         {
-            let input_of = Some((tool.clone(), form.clone()));
-            return Ok(Choice { calls: AllowedCalls { required: false, ..calls }, input_of });
+            let input_tool = Some((tool.clone(), form.clone()));
+            return Ok(ToolSelection { calls: AllowedCalls { required: false, ..calls }, input_tool });
         }
-        Ok(Choice { calls, input_of: None })
+        Ok(ToolSelection { calls, input_tool: None })
     }
 }
 
-impl OfferedTool {
+impl ResponseTool {
     /// The tool that `fields` name. `more` has the function's description and parameters.
     fn new(
         fields: &Map<String, Value>,
@@ -190,9 +191,9 @@ fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String>
 mod tests {
     use super::*;
 
-    fn tools(list: &Value) -> Result<(Tools, Notes), ApiError> {
+    fn tools(list: &Value) -> Result<(ResponseTools, Notes), ApiError> {
         let mut notes = Notes::default();
-        Ok((Tools::read(list.as_array().unwrap(), &mut notes)?, notes))
+        Ok((ResponseTools::read(list.as_array().unwrap(), &mut notes)?, notes))
     }
 
     fn function(name: &str) -> Value {
@@ -237,9 +238,10 @@ mod tests {
         ]))
         .unwrap();
         let choose = |choice: Value| {
-            let Choice { calls, input_of } = tools.choose(&choice, true).map_err(|e| e.message().to_owned())?;
+            let ToolSelection { calls, input_tool } =
+                tools.select(&choice, true).map_err(|e| e.message().to_owned())?;
             let names: Vec<_> = calls.tools.iter().map(|tool| tool.name().to_owned()).collect();
-            Ok::<_, String>((names.join(" "), calls.required, input_of.map(|(tool, _)| tool.name)))
+            Ok::<_, String>((names.join(" "), calls.required, input_tool.map(|(tool, _)| tool.name)))
         };
         let some = |names: &str, required| Ok((names.to_owned(), required, None));
         assert_eq!(choose(Value::Null), some("f pick n__g", false));

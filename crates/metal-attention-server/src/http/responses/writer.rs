@@ -10,22 +10,23 @@ use serde_json::json;
 
 use super::custom_input::CustomInput;
 use super::response::{
-    Asked, IncompleteDetails, OutputItem, Part, ResponseError, ResponseObject, ResponseUsage, Status,
+    ContentPart, IncompleteDetails, OutputItem, RequestEcho, ResponseError, ResponseObject, ResponseStatus,
+    ResponseUsage,
 };
-use super::store::{self, Record};
+use super::store::{self, ResponseRecord};
 use super::thoughts;
-use super::tools::{OfferedTool, ToolKind, Tools};
+use super::tools::{ResponseTool, ResponseTools, ToolKind};
 use crate::http::job::choice_parser::{ChatEnd, ChatEvent, ChoiceParsers, EndReason};
 use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::streaming::{ChunkWriter, Frames};
 use crate::http::{ApiError, now};
 
 /// How a response is written.
-pub struct Wanted {
+pub struct WriterOptions {
     /// The tools that the model was told of.
-    pub tools: Tools,
+    pub tools: ResponseTools,
     /// The tool that the whole text is the input of.
-    pub input_of: Option<OfferedTool>,
+    pub input_tool: Option<ResponseTool>,
     /// Reasoning items have their thoughts as a summary, too.
     pub sums_up: bool,
     /// Reasoning items have their thoughts in a form that the next request may repeat.
@@ -35,16 +36,16 @@ pub struct Wanted {
 }
 
 /// Makes the response of what is generated.
-pub struct Writer {
+pub struct ResponseWriter {
     response: ResponseObject,
-    wanted: Wanted,
+    options: WriterOptions,
     tokenizer: Arc<Tokenizer>,
     /// Where the response is kept.
-    record: Option<Record>,
+    record: Option<ResponseRecord>,
     /// The next event's number.
     number: u64,
     /// What the last item is, while it grows.
-    open: Option<Open>,
+    open: Option<OpenItem>,
     /// White space that is no text yet: nothing but a call may come after it.
     blank: String,
     /// Log probabilities of tokens whose text is yet to come.
@@ -52,7 +53,7 @@ pub struct Writer {
 }
 
 /// An item that grows.
-enum Open {
+enum OpenItem {
     Reasoning(String),
     Message {
         text: String,
@@ -91,7 +92,7 @@ struct OfItem<'a, B> {
 #[derive(Serialize)]
 struct WithPart<'a> {
     content_index: usize,
-    part: &'a Part,
+    part: &'a ContentPart,
 }
 
 /// More of a text.
@@ -120,24 +121,30 @@ struct StreamEvent<B> {
     body: B,
 }
 
-impl Writer {
+impl ResponseWriter {
     /// A response that was just begun, of the model with `tokenizer`; `record`: where it is kept.
-    pub fn new(id: String, asked: Asked, wanted: Wanted, tokenizer: &Arc<Tokenizer>, record: Option<Record>) -> Self {
+    pub fn new(
+        id: String,
+        echo: RequestEcho,
+        options: WriterOptions,
+        tokenizer: &Arc<Tokenizer>,
+        record: Option<ResponseRecord>,
+    ) -> Self {
         let response = ResponseObject {
             id,
             object: "response",
             created_at: now(),
             completed_at: None,
-            status: Status::InProgress,
+            status: ResponseStatus::InProgress,
             error: None,
             incomplete_details: None,
             output: Vec::new(),
             usage: None,
-            asked,
+            echo,
         };
         Self {
             response,
-            wanted,
+            options,
             tokenizer: Arc::clone(tokenizer),
             record,
             number: 0,
@@ -160,7 +167,7 @@ impl Writer {
 
     /// Adds what was generated at a time.
     pub fn add(&mut self, parts: Vec<ChatEvent>, out: &mut Frames) {
-        if self.wanted.with_logprobs {
+        if self.options.with_logprobs {
             let logprobs = parts.iter().filter_map(|part| match part {
                 ChatEvent::Logprobs(id, logprobs) => Some(ChatTokenLogprob::new(&self.tokenizer, *id, logprobs)),
                 ChatEvent::Prompt(_) | ChatEvent::Answer(_) | ChatEvent::CutCall | ChatEvent::End(_) => None,
@@ -179,33 +186,33 @@ impl Writer {
                 ChatEvent::End(end) => self.end(&end, out),
             }
         }
-        if !matches!(self.open, Some(Open::Message { .. }) | None) {
+        if !matches!(self.open, Some(OpenItem::Message { .. }) | None) {
             self.logprobs.clear();
         }
     }
 
     fn thoughts(&mut self, text: &str, out: &mut Frames) {
-        if !matches!(self.open, Some(Open::Reasoning(_))) {
+        if !matches!(self.open, Some(OpenItem::Reasoning(_))) {
             if text.trim().is_empty() {
                 return;
             }
             self.blank.clear();
             let content = Vec::new();
             let id = self.next_id("rs");
-            let status = Status::InProgress;
+            let status = ResponseStatus::InProgress;
             let item = OutputItem::Reasoning { id, summary: Vec::new(), content, encrypted_content: None, status };
-            self.open(item, Open::Reasoning(String::new()), out);
-            self.send_part("response.content_part.added", &Part::ReasoningText { text: String::new() }, out);
-            if self.wanted.sums_up {
-                let part = Part::SummaryText { text: String::new() };
+            self.open(item, OpenItem::Reasoning(String::new()), out);
+            self.send_part("response.content_part.added", &ContentPart::ReasoningText { text: String::new() }, out);
+            if self.options.sums_up {
+                let part = ContentPart::SummaryText { text: String::new() };
                 let added = json!({"summary_index": 0, "part": part});
                 self.send_more("response.reasoning_summary_part.added", added, out);
             }
         }
-        if let Some(Open::Reasoning(all)) = &mut self.open {
+        if let Some(OpenItem::Reasoning(all)) = &mut self.open {
             all.push_str(text);
             self.send_more("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}), out);
-            if self.wanted.sums_up {
+            if self.options.sums_up {
                 let delta = json!({"summary_index": 0, "delta": text});
                 self.send_more("response.reasoning_summary_text.delta", delta, out);
             }
@@ -214,10 +221,10 @@ impl Writer {
 
     fn text(&mut self, mut text: String, out: &mut Frames) {
         match &self.open {
-            Some(Open::Message { .. } | Open::Input(_)) => {}
-            Some(Open::Reasoning(_) | Open::Function(_) | Open::Custom(_)) | None => {
-                if let Some(tool) = self.wanted.input_of.clone() {
-                    self.input_of(&tool, out);
+            Some(OpenItem::Message { .. } | OpenItem::Input(_)) => {}
+            Some(OpenItem::Reasoning(_) | OpenItem::Function(_) | OpenItem::Custom(_)) | None => {
+                if let Some(tool) = self.options.input_tool.clone() {
+                    self.begin_input(&tool, out);
                 } else {
                     self.blank += &text;
                     if self.blank.trim().is_empty() {
@@ -229,39 +236,40 @@ impl Writer {
             }
         }
         match &mut self.open {
-            Some(Open::Message { text: all, logprobs }) => {
+            Some(OpenItem::Message { text: all, logprobs }) => {
                 all.push_str(&text);
                 let of_text = std::mem::take(&mut self.logprobs);
                 logprobs.extend_from_slice(&of_text);
                 let piece = TextPiece { content_index: 0, delta: &text, logprobs: &of_text };
                 self.send_more("response.output_text.delta", piece, out);
             }
-            Some(Open::Input(all)) => {
+            Some(OpenItem::Input(all)) => {
                 all.push_str(&text);
                 self.send_more("response.custom_tool_call_input.delta", json!({"delta": text}), out);
             }
-            Some(Open::Reasoning(_) | Open::Function(_) | Open::Custom(_)) | None => {}
+            Some(OpenItem::Reasoning(_) | OpenItem::Function(_) | OpenItem::Custom(_)) | None => {}
         }
     }
 
     /// Begins a message.
     fn message(&mut self, out: &mut Frames) {
         let id = self.next_id("msg");
-        let item = OutputItem::Message { id, role: "assistant", content: Vec::new(), status: Status::InProgress };
-        self.open(item, Open::Message { text: String::new(), logprobs: Vec::new() }, out);
-        let part = Part::OutputText { text: String::new(), annotations: Vec::new(), logprobs: Vec::new() };
+        let item =
+            OutputItem::Message { id, role: "assistant", content: Vec::new(), status: ResponseStatus::InProgress };
+        self.open(item, OpenItem::Message { text: String::new(), logprobs: Vec::new() }, out);
+        let part = ContentPart::OutputText { text: String::new(), annotations: Vec::new(), logprobs: Vec::new() };
         self.send_part("response.content_part.added", &part, out);
     }
 
     /// Begins a call of the tool that the whole text is the input of.
-    fn input_of(&mut self, tool: &OfferedTool, out: &mut Frames) {
+    fn begin_input(&mut self, tool: &ResponseTool, out: &mut Frames) {
         let call_id = store::unguessable("call_");
-        self.custom_call(call_id, tool, Open::Input(String::new()), out);
+        self.custom_call(call_id, tool, OpenItem::Input(String::new()), out);
     }
 
-    fn custom_call(&mut self, call_id: String, tool: &OfferedTool, open: Open, out: &mut Frames) {
-        let OfferedTool { name, namespace, .. } = tool.clone();
-        let (id, status) = (self.next_id("ctc"), Status::InProgress);
+    fn custom_call(&mut self, call_id: String, tool: &ResponseTool, open: OpenItem, out: &mut Frames) {
+        let ResponseTool { name, namespace, .. } = tool.clone();
+        let (id, status) = (self.next_id("ctc"), ResponseStatus::InProgress);
         let item = OutputItem::CustomToolCall { id, call_id, name, namespace, input: String::new(), status };
         self.open(item, open, out);
     }
@@ -269,33 +277,33 @@ impl Writer {
     /// Begins a call of the function `name`.
     fn call(&mut self, id: &str, name: &str, out: &mut Frames) {
         let call_id = format!("call_{id}");
-        let tool = self.wanted.tools.find(name).cloned();
+        let tool = self.options.tools.find(name).cloned();
         let (name, namespace) = match tool {
-            Some(tool @ OfferedTool { kind: ToolKind::Custom(_), .. }) => {
-                self.custom_call(call_id, &tool, Open::Custom(CustomInput::default()), out);
+            Some(tool @ ResponseTool { kind: ToolKind::Custom(_), .. }) => {
+                self.custom_call(call_id, &tool, OpenItem::Custom(CustomInput::default()), out);
                 return;
             }
-            Some(OfferedTool { name, namespace, kind: ToolKind::Function, .. }) => (name, namespace),
+            Some(ResponseTool { name, namespace, kind: ToolKind::Function, .. }) => (name, namespace),
             None => (name.to_owned(), None),
         };
-        let (id, status) = (self.next_id("fc"), Status::InProgress);
+        let (id, status) = (self.next_id("fc"), ResponseStatus::InProgress);
         let item = OutputItem::FunctionCall { id, call_id, name, namespace, arguments: String::new(), status };
-        self.open(item, Open::Function(String::new()), out);
+        self.open(item, OpenItem::Function(String::new()), out);
     }
 
     fn arguments(&mut self, piece: &str, out: &mut Frames) {
         match &mut self.open {
-            Some(Open::Function(all)) => {
+            Some(OpenItem::Function(all)) => {
                 all.push_str(piece);
                 self.send_more("response.function_call_arguments.delta", json!({"delta": piece}), out);
             }
-            Some(Open::Custom(input)) => {
+            Some(OpenItem::Custom(input)) => {
                 let more = input.push(piece);
                 if !more.is_empty() {
                     self.send_more("response.custom_tool_call_input.delta", json!({"delta": more}), out);
                 }
             }
-            Some(Open::Reasoning(_) | Open::Message { .. } | Open::Input(_)) | None => {}
+            Some(OpenItem::Reasoning(_) | OpenItem::Message { .. } | OpenItem::Input(_)) | None => {}
         }
     }
 
@@ -305,8 +313,8 @@ impl Writer {
         // An answer that says nothing is an empty message.
         let says_nothing = self.response.output.iter().all(OutputItem::is_reasoning);
         if self.response.output.is_empty() || says_nothing && !is_cut {
-            match self.wanted.input_of.clone() {
-                Some(tool) => self.input_of(&tool, out),
+            match self.options.input_tool.clone() {
+                Some(tool) => self.begin_input(&tool, out),
                 None => self.message(out),
             }
             self.close(is_cut, out);
@@ -314,12 +322,12 @@ impl Writer {
         self.response.usage = Some(ResponseUsage::new(end.usage, end.reasoning_tokens));
         let kind = match &end.reason {
             EndReason::End | EndReason::Calls | EndReason::StopString(_) => {
-                self.response.status = Status::Completed;
+                self.response.status = ResponseStatus::Completed;
                 self.response.completed_at = Some(now());
                 "response.completed"
             }
             EndReason::Length | EndReason::ContextFull => {
-                self.response.status = Status::Incomplete;
+                self.response.status = ResponseStatus::Incomplete;
                 self.response.incomplete_details = Some(IncompleteDetails { reason: "max_output_tokens" });
                 "response.incomplete"
             }
@@ -336,7 +344,7 @@ impl Writer {
     }
 
     /// Begins an item.
-    fn open(&mut self, item: OutputItem, open: Open, out: &mut Frames) {
+    fn open(&mut self, item: OutputItem, open: OpenItem, out: &mut Frames) {
         self.close(false, out);
         self.blank.clear();
         self.response.output.push(item);
@@ -347,15 +355,15 @@ impl Writer {
     /// Ends the item that grows, which may have been cut off.
     fn close(&mut self, is_cut: bool, out: &mut Frames) {
         let Some(open) = self.open.take() else { return };
-        let status = if is_cut { Status::Incomplete } else { Status::Completed };
+        let status = if is_cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
         match open {
-            Open::Reasoning(text) => {
+            OpenItem::Reasoning(text) => {
                 self.send_more("response.reasoning_text.done", json!({"content_index": 0, "text": text}), out);
-                let part = Part::ReasoningText { text: text.clone() };
+                let part = ContentPart::ReasoningText { text: text.clone() };
                 self.send_part("response.content_part.done", &part, out);
                 let mut summed_up = Vec::new();
-                if self.wanted.sums_up {
-                    let part = Part::SummaryText { text: text.clone() };
+                if self.options.sums_up {
+                    let part = ContentPart::SummaryText { text: text.clone() };
                     let whole = json!({"summary_index": 0, "text": text});
                     self.send_more("response.reasoning_summary_text.done", whole, out);
                     let done = json!({"summary_index": 0, "part": part});
@@ -366,20 +374,20 @@ impl Writer {
                     self.response.output.last_mut()
                 {
                     *summary = summed_up;
-                    *encrypted_content = self.wanted.seals_thoughts.then(|| thoughts::sealed(&text));
+                    *encrypted_content = self.options.seals_thoughts.then(|| thoughts::sealed(&text));
                     (*content, *of_item) = (vec![part], status);
                 }
             }
-            Open::Message { text, logprobs } => {
+            OpenItem::Message { text, logprobs } => {
                 let whole = WholeText { content_index: 0, text: &text, logprobs: &logprobs };
                 self.send_more("response.output_text.done", whole, out);
-                let part = Part::OutputText { text, annotations: Vec::new(), logprobs };
+                let part = ContentPart::OutputText { text, annotations: Vec::new(), logprobs };
                 self.send_part("response.content_part.done", &part, out);
                 if let Some(OutputItem::Message { content, status: of_item, .. }) = self.response.output.last_mut() {
                     (*content, *of_item) = (vec![part], status);
                 }
             }
-            Open::Function(text) => {
+            OpenItem::Function(text) => {
                 if let Some(OutputItem::FunctionCall { name, arguments, status: of_item, .. }) =
                     self.response.output.last_mut()
                 {
@@ -388,19 +396,19 @@ impl Writer {
                     self.send_more("response.function_call_arguments.done", done, out);
                 }
             }
-            Open::Custom(input) => {
+            OpenItem::Custom(input) => {
                 let (text, rest) = input.finish();
                 if !rest.is_empty() {
                     self.send_more("response.custom_tool_call_input.delta", json!({"delta": rest}), out);
                 }
                 self.close_input(text, status, out);
             }
-            Open::Input(text) => self.close_input(text, status, out),
+            OpenItem::Input(text) => self.close_input(text, status, out),
         }
         self.send_item("response.output_item.done", out);
     }
 
-    fn close_input(&mut self, text: String, status: Status, out: &mut Frames) {
+    fn close_input(&mut self, text: String, status: ResponseStatus, out: &mut Frames) {
         self.send_more("response.custom_tool_call_input.done", json!({"input": text}), out);
         if let Some(OutputItem::CustomToolCall { input, status: of_item, .. }) = self.response.output.last_mut() {
             (*input, *of_item) = (text, status);
@@ -426,7 +434,7 @@ impl Writer {
     }
 
     /// An event with the part of the last item.
-    fn send_part(&mut self, kind: &'static str, part: &Part, out: &mut Frames) {
+    fn send_part(&mut self, kind: &'static str, part: &ContentPart, out: &mut Frames) {
         self.send_more(kind, WithPart { content_index: 0, part }, out);
     }
 
@@ -434,7 +442,7 @@ impl Writer {
     fn failed(&mut self, error: &ApiError, out: &mut Frames) {
         let ResponseError { code, message } = ResponseError::of(error);
         send(&mut self.number, "error", json!({"code": code, "message": message, "param": null}), out);
-        self.response.status = Status::Failed;
+        self.response.status = ResponseStatus::Failed;
         self.response.error = Some(ResponseError { code, message });
         self.send_response("response.failed", out);
     }
@@ -454,12 +462,12 @@ fn send(number: &mut u64, kind: &'static str, body: impl Serialize, out: &mut Fr
 /// A response as a stream.
 pub struct ResponseChunks {
     parsers: ChoiceParsers,
-    writer: Writer,
+    writer: ResponseWriter,
 }
 
 impl ResponseChunks {
     /// A stream of what `parsers` read, as `writer` writes it.
-    pub fn new(parsers: ChoiceParsers, writer: Writer) -> Self {
+    pub fn new(parsers: ChoiceParsers, writer: ResponseWriter) -> Self {
         Self { parsers, writer }
     }
 }

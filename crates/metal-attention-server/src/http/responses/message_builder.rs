@@ -8,13 +8,13 @@ use super::tools::offered_name;
 
 /// Makes messages of items: thoughts, a text and calls that follow each other are one message of the assistant.
 #[derive(Default)]
-pub struct Conversation {
+pub struct MessageBuilder {
     messages: Vec<Message>,
     /// The assistant's message that may go on.
     open: Option<Message>,
 }
 
-impl Conversation {
+impl MessageBuilder {
     /// A conversation that begins with `instructions`.
     pub fn new(instructions: Option<&str>) -> Self {
         let instructions = instructions.filter(|text| !text.is_empty());
@@ -102,7 +102,7 @@ mod tests {
 
     /// The messages on a line each: role, thoughts, text, calls.
     fn lines(items: &[Item]) -> Vec<String> {
-        let mut conversation = Conversation::new(Some("i"));
+        let mut conversation = MessageBuilder::new(Some("i"));
         for item in items {
             conversation.add(item);
         }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn custom_calls_have_one_argument() {
-        let mut conversation = Conversation::new(None);
+        let mut conversation = MessageBuilder::new(None);
         let (id, name, input) = ("c".into(), "patch".into(), "a \"b\"".into());
         conversation.add(&Item::CustomCall { id, namespace: Some("mcp__x__".into()), name, input });
         let messages = conversation.finish();
