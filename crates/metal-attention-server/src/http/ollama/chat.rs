@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::fields::{NO_PICTURES, OllamaFields};
 use super::models;
-use super::stream::{self, Answer, End, Part, Reader, respond};
+use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, AnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd, SubmittedChat};
 use crate::http::job::tool_choice::AllowedCalls;
@@ -26,7 +26,7 @@ use crate::http::{ApiError, App, openapi, prepare};
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct OllamaChatFields {
     /// The conversation so far, the first message first. Without any, the model is loaded.
-    messages: Option<Vec<SentMessage>>,
+    messages: Option<Vec<OllamaMessage>>,
     /// The functions that the model may call.
     #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
     tools: Option<Vec<Tool>>,
@@ -35,7 +35,7 @@ pub struct OllamaChatFields {
 /// A message as it is sent.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaSentMessage)]
-struct SentMessage {
+struct OllamaMessage {
     /// Who says it: `system`, `user`, `assistant` or `tool`.
     #[schema(value_type = String)]
     role: Role,
@@ -55,7 +55,7 @@ struct SentMessage {
     tool_call_id: Option<String>,
 }
 
-impl SentMessage {
+impl OllamaMessage {
     /// Message number `i` of a conversation.
     fn message(self, i: usize) -> Result<Message, ApiError> {
         if self.images.is_some_and(|images| !images.is_empty()) {
@@ -124,7 +124,7 @@ pub struct ChatAnswer {
     done: bool,
     /// How the answer ended, at its end.
     #[serde(flatten)]
-    end: Option<End>,
+    end: Option<AnswerEnd>,
     /// The log probabilities of its tokens, where they were asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
@@ -149,9 +149,9 @@ struct AnswerMessage {
     tool_calls: Vec<stream::ToolCall>,
 }
 
-impl Answer for ChatAnswer {
-    fn new(model: &str, part: Part) -> Self {
-        let Part { content, thinking, calls: tool_calls, logprobs, context: _, end } = part;
+impl AnswerObject for ChatAnswer {
+    fn new(model: &str, part: AnswerDelta) -> Self {
+        let AnswerDelta { content, thinking, calls: tool_calls, logprobs, context: _, end } = part;
         Self {
             model: model.to_owned(),
             created_at: stream::now(),
@@ -180,7 +180,7 @@ pub async fn chat(
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = Reader::new(&model, name, request.job.generation.received);
+    let reader = AnswerReader::new(&model, name, request.job.generation.received);
     let streamed = request.job.generation.stream;
     let lease = model.clone();
     let chat = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use super::models;
-use super::options::Options;
+use super::options::OllamaOptions;
 use super::stream::nanoseconds;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::limits::MAX_PROMPTS;
@@ -29,7 +29,7 @@ pub struct EmbedFields {
     #[schema(min_length = 1, max_length = 256, required)]
     model: Option<String>,
     /// The texts.
-    input: Option<Input>,
+    input: Option<EmbedInput>,
     /// Cut off what the context has no room for; without a word about it, yes.
     truncate: Option<bool>,
     /// Keep so many of a vector's numbers, the first ones, and make its length 1 again; 0: all.
@@ -38,7 +38,7 @@ pub struct EmbedFields {
     keep_alive: Option<KeepAlive>,
     /// Options, of which none changes embeddings.
     #[serde(skip)]
-    #[schema(value_type = Options)]
+    #[schema(value_type = OllamaOptions)]
     #[allow(dead_code, reason = "part of the description")]
     options: (),
 }
@@ -56,7 +56,7 @@ pub struct EmbeddingsFields {
     keep_alive: Option<KeepAlive>,
     /// Options, of which none changes embeddings.
     #[serde(skip)]
-    #[schema(value_type = Options)]
+    #[schema(value_type = OllamaOptions)]
     #[allow(dead_code, reason = "part of the description")]
     options: (),
 }
@@ -65,7 +65,7 @@ pub struct EmbeddingsFields {
 #[derive(Debug, Clone, Deserialize, Serialize, ToSchema)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
 #[schema(as = OllamaInput)]
-enum Input {
+enum EmbedInput {
     /// One.
     Text(String),
     /// Several.
@@ -98,8 +98,8 @@ impl FromJson for EmbedRequest {
         let texts = match fields.input {
             None => Vec::new(),
             // ollama has no vector for a text that is empty.
-            Some(Input::Text(text)) => Some(text).filter(|text| !text.is_empty()).into_iter().collect(),
-            Some(Input::Texts(texts)) => texts,
+            Some(EmbedInput::Text(text)) => Some(text).filter(|text| !text.is_empty()).into_iter().collect(),
+            Some(EmbedInput::Texts(texts)) => texts,
         };
         let mut read = EmbedJob::read("input", fields.model, texts, fields.keep_alive, object)?;
         read.truncate = fields.truncate.unwrap_or(true);
@@ -236,7 +236,7 @@ impl EmbedJob {
             let message = format!("{field}: more than {MAX_PROMPTS} texts, which is the most of one request");
             return Err(ApiError::field(field, message));
         }
-        let notes = Options::read(object.get("options"))?.notes;
+        let notes = OllamaOptions::read(object.get("options"))?.notes;
         let model = models::required(model)?;
         let received = Instant::now();
         Ok(Self { model, field, texts, truncate: true, dimensions: 0, keep_alive, received, notes })

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::options::Options;
+use super::options::OllamaOptions;
 use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
@@ -43,8 +43,8 @@ pub struct OllamaFields {
     pub keep_alive: Option<KeepAlive>,
     /// How the text is generated.
     #[serde(skip)]
-    #[schema(value_type = Options)]
-    pub options: Options,
+    #[schema(value_type = OllamaOptions)]
+    pub options: OllamaOptions,
     /// Tell the log probability of each token.
     logprobs: Option<bool>,
     /// And of so many of the likeliest; only with `logprobs`.
@@ -97,7 +97,7 @@ impl OllamaFields {
     pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
         // The context never shifts: an answer that fills it ends.
         let mut notes = unsupported::check(object, REFUSED, &["shift"])?;
-        let options = Options::read(object.get("options"))?;
+        let options = OllamaOptions::read(object.get("options"))?;
         notes.extend(&options.notes);
         let fields: Self = object.parse()?;
         if fields.top_logprobs.is_some_and(|n| n > 0) && fields.logprobs != Some(true) {

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::fields::OllamaFields;
 use super::models;
-use super::stream::{self, Answer, End, Part, Reader, respond};
+use super::stream::{self, AnswerDelta, AnswerEnd, AnswerObject, AnswerReader, respond};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::chat::{ChatJob, PromptEnd};
 use crate::http::job::choice_parser::ChoiceParsers;
@@ -45,11 +45,11 @@ pub struct OllamaGenerateFields {
 
 /// How the prompt is made.
 #[derive(Debug, Clone)]
-enum Prompt {
+enum GeneratePrompt {
     /// There is none: the model is loaded.
     Nothing,
     /// As the user's message of a conversation, after the token ids of one before.
-    Message { before: Vec<u32>, job: Box<ChatJob> },
+    Message { earlier_ids: Vec<u32>, job: Box<ChatJob> },
     /// As it is.
     Raw(String),
     /// As what is before and after a gap.
@@ -61,7 +61,7 @@ pub struct OllamaGenerateRequest {
     model: String,
     fields: OllamaFields,
     generation: GenerationSettings,
-    prompt: Prompt,
+    prompt: GeneratePrompt,
     notes: Notes,
 }
 
@@ -73,23 +73,23 @@ impl FromJson for OllamaGenerateRequest {
         let generation = fields.generation()?;
         let text = |text: Option<String>| text.filter(|text| !text.is_empty());
         let (prompt, suffix, system) = (text(own.prompt), text(own.suffix), text(own.system));
-        let before = own.context.unwrap_or_default();
+        let earlier_ids = own.context.unwrap_or_default();
         let prompt = match (prompt, suffix) {
-            (None, None) => Prompt::Nothing,
+            (None, None) => GeneratePrompt::Nothing,
             (prompt, Some(suffix)) => {
                 if system.is_some() {
                     notes.ignored("system");
                 }
-                if !before.is_empty() {
+                if !earlier_ids.is_empty() {
                     notes.ignored("context");
                 }
-                Prompt::Gap(prompt.unwrap_or_default(), suffix)
+                GeneratePrompt::Gap(prompt.unwrap_or_default(), suffix)
             }
-            (Some(_), None) if own.raw == Some(true) && (system.is_some() || !before.is_empty()) => {
+            (Some(_), None) if own.raw == Some(true) && (system.is_some() || !earlier_ids.is_empty()) => {
                 let message = "raw mode does not support system or context: put what they say into the prompt";
                 return Err(ApiError::field("raw", message));
             }
-            (Some(prompt), None) if own.raw == Some(true) => Prompt::Raw(prompt),
+            (Some(prompt), None) if own.raw == Some(true) => GeneratePrompt::Raw(prompt),
             (Some(prompt), None) => {
                 let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
                 let job = ChatJob {
@@ -103,7 +103,7 @@ impl FromJson for OllamaGenerateRequest {
                     messages_field: "prompt",
                     notes: notes.clone(),
                 };
-                Prompt::Message { before, job: Box::new(job) }
+                GeneratePrompt::Message { earlier_ids, job: Box::new(job) }
             }
         };
         Ok(Self { model: models::required(fields.model.take())?, fields, generation, prompt, notes })
@@ -130,7 +130,7 @@ pub struct GenerateAnswer {
     done: bool,
     /// How the text ended, at its end.
     #[serde(flatten)]
-    end: Option<End>,
+    end: Option<AnswerEnd>,
     /// The token ids of prompt and answer, at the end: with them the next request goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -141,10 +141,10 @@ pub struct GenerateAnswer {
     logprobs: Vec<ChatTokenLogprob>,
 }
 
-impl Answer for GenerateAnswer {
-    fn new(model: &str, part: Part) -> Self {
+impl AnswerObject for GenerateAnswer {
+    fn new(model: &str, part: AnswerDelta) -> Self {
         // There are no tools, so that no answer has calls.
-        let Part { content: response, thinking, calls: _, logprobs, context, end } = part;
+        let AnswerDelta { content: response, thinking, calls: _, logprobs, context, end } = part;
         Self {
             model: model.to_owned(),
             created_at: stream::now(),
@@ -169,17 +169,17 @@ pub async fn generate(
     request: Json<OllamaGenerateRequest>,
 ) -> Result<Response, ApiError> {
     let (name, keep_alive, mut notes) = (&request.model, request.fields.keep_alive, Notes::default());
-    if matches!(request.prompt, Prompt::Nothing) {
+    if matches!(request.prompt, GeneratePrompt::Nothing) {
         let is_loaded = models::load_or_unload(&app, name, keep_alive, &mut notes).await?;
         return Ok(notes.attach(stream::without_text::<GenerateAnswer>(name, is_loaded)));
     }
     let model = models::lease(&app, name, keep_alive, &mut notes).await?;
     request.fields.check_thinking(name, &model)?;
-    let reader = Reader::new(&model, name, request.generation.received);
+    let reader = AnswerReader::new(&model, name, request.generation.received);
     let streamed = request.generation.stream;
     let lease = model.clone();
     let submitted = prepare(&app, request, move |app, request| request.submit(app, &lease, client)).await?;
-    let Submitted { events, message, notes: more } = submitted;
+    let SubmittedGenerate { events, message, notes: more } = submitted;
     notes.extend(&more);
     let reader = match message {
         Some((parsers, prompt)) => reader.messages(parsers).with_context(&prompt),
@@ -190,7 +190,7 @@ pub async fn generate(
 }
 
 /// A text that is being generated.
-struct Submitted {
+struct SubmittedGenerate {
     events: Vec<Events>,
     /// What reads it as a message, and the prompt's token ids; `None`: it is a text and nothing else.
     message: Option<(ChoiceParsers, Arc<[u32]>)>,
@@ -199,37 +199,37 @@ struct Submitted {
 
 impl OllamaGenerateRequest {
     /// Submits the request. Templates and tokens take time: not to be called on a thread that serves others.
-    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<Submitted, ApiError> {
+    fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedGenerate, ApiError> {
         let mut submitted = match &self.prompt {
-            Prompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
-            Prompt::Message { before, job } => Self::submit_message(before, job, app, model, client)?,
-            Prompt::Raw(prompt) => {
+            GeneratePrompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
+            GeneratePrompt::Message { earlier_ids, job } => Self::submit_message(earlier_ids, job, app, model, client)?,
+            GeneratePrompt::Raw(prompt) => {
                 model.check_length(prompt, "prompt")?;
                 let options = EncodeOptions { add_special: true, parse_special: true };
                 self.submit_text(model.tokenizer.encode(prompt, options), app, model, client)?
             }
-            Prompt::Gap(before, after) => {
+            GeneratePrompt::Gap(earlier_ids, after) => {
                 let tokens = fill_in::tokens(model)?;
-                let before = fill_in::encode(model, before, "prompt")?;
+                let earlier_ids = fill_in::encode(model, earlier_ids, "prompt")?;
                 let after = fill_in::encode(model, after, "suffix")?;
-                self.submit_text(fill_in::prompt(model, tokens, &[], &before, &after), app, model, client)?
+                self.submit_text(fill_in::prompt(model, tokens, &[], &earlier_ids, &after), app, model, client)?
             }
         };
         self.fields.options.note_context(model, &mut submitted.notes);
         Ok(submitted)
     }
 
-    /// Submits a message after the end of `before` that leaves room for the answer.
+    /// Submits a message after the end of `earlier_ids` that leaves room for the answer.
     fn submit_message(
-        before: &[u32],
+        earlier_ids: &[u32],
         job: &ChatJob,
         app: &App,
         model: &ModelLease,
         client: Client,
-    ) -> Result<Submitted, ApiError> {
-        model.check_ids(before, "context")?;
-        let chat = job.submit_after(before, app, model, client)?;
-        Ok(Submitted { events: chat.events, message: Some((chat.parsers, chat.prompt)), notes: chat.notes })
+    ) -> Result<SubmittedGenerate, ApiError> {
+        model.check_ids(earlier_ids, "context")?;
+        let chat = job.submit_after(earlier_ids, app, model, client)?;
+        Ok(SubmittedGenerate { events: chat.events, message: Some((chat.parsers, chat.prompt)), notes: chat.notes })
     }
 
     /// Submits a text that goes on after `prompt`.
@@ -239,7 +239,7 @@ impl OllamaGenerateRequest {
         app: &App,
         model: &ModelLease,
         client: Client,
-    ) -> Result<Submitted, ApiError> {
+    ) -> Result<SubmittedGenerate, ApiError> {
         let mut notes = self.notes.clone();
         if self.fields.wants_thoughts() {
             notes.ignored("think");
@@ -249,6 +249,6 @@ impl OllamaGenerateRequest {
         let grammar = raw_grammar(model, self.fields.form().as_ref(), &mut notes)?;
         request.constraint = grammar.map(|grammar| Box::new(grammar) as Box<dyn Constraint>);
         let events = vec![model.scheduler.submit(request)?];
-        Ok(Submitted { events, message: None, notes })
+        Ok(SubmittedGenerate { events, message: None, notes })
     }
 }

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use super::models::{find, required};
-use super::options::Options;
+use super::options::OllamaOptions;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::models::{ModelDefaults, PullProgress};
 use crate::http::notes::Notes;
@@ -34,7 +34,7 @@ const REFUSED: &[RefusedField] = &[
 /// How far something is that takes a while.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaProgress)]
-pub struct Progress {
+pub struct ProgressReport {
     /// What is being done; `success` at the end.
     status: String,
     /// Names what is being downloaded.
@@ -51,7 +51,7 @@ pub struct Progress {
     completed: Option<u64>,
 }
 
-impl Progress {
+impl ProgressReport {
     fn new(status: &str) -> Self {
         Self { status: status.to_owned(), digest: None, total: None, completed: None }
     }
@@ -83,7 +83,7 @@ pub struct CreateFields {
     system: Option<String>,
     /// Options that requests have where they do not say otherwise.
     #[serde(skip)]
-    #[schema(value_type = Options)]
+    #[schema(value_type = OllamaOptions)]
     #[allow(dead_code, reason = "part of the description")]
     parameters: (),
     /// Report the progress, a JSON object on each line; without a word about it, yes.
@@ -95,7 +95,7 @@ pub struct CreateRequest {
     model: String,
     from: String,
     system: Option<String>,
-    parameters: Options,
+    parameters: OllamaOptions,
     stream: bool,
     notes: Notes,
 }
@@ -104,7 +104,7 @@ impl FromJson for CreateRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object, REFUSED, &["license", "renderer", "parser"])?;
         let fields: CreateFields = object.parse()?;
-        let parameters = Options::read(object.get("parameters"))?;
+        let parameters = OllamaOptions::read(object.get("parameters"))?;
         notes.extend(&parameters.notes);
         let from = fields.from.filter(|from| !from.is_empty());
         Ok(Self {
@@ -121,7 +121,7 @@ impl FromJson for CreateRequest {
 /// Makes a model of another one, with a system prompt and parameters of its own. It is there until the server ends.
 #[utoipa::path(post, path = "/api/create", tag = "ollama", request_body = CreateFields, responses(
     (status = 200, description = "The model is made",
-        content((Progress = "application/json"), (String = "application/x-ndjson"))),
+        content((ProgressReport = "application/json"), (String = "application/x-ndjson"))),
     (status = 403, description = "Clients may not change models", body = ErrorBody),
     (status = 404, description = "There is no such model", body = ErrorBody)))]
 pub async fn create(State(app): State<App>, request: Json<CreateRequest>) -> Result<Response, ApiError> {
@@ -141,9 +141,10 @@ pub async fn create(State(app): State<App>, request: Json<CreateRequest>) -> Res
         parameters.note_context(&model, &mut notes);
     }
     if !request.stream {
-        return Ok(notes.attach(axum::Json(Progress::success()).into_response()));
+        return Ok(notes.attach(axum::Json(ProgressReport::success()).into_response()));
     }
-    let progress = [Progress::new(&format!("using existing layer of {}", request.from)), Progress::success()];
+    let progress =
+        [ProgressReport::new(&format!("using existing layer of {}", request.from)), ProgressReport::success()];
     Ok(notes.attach(streamed(Framing::JsonLines, stream::iter(progress.map(|progress| line(&progress))))))
 }
 
@@ -225,7 +226,7 @@ const MAX_REPORTS: usize = 64;
 /// Downloads a model from the Hugging Face hub.
 #[utoipa::path(post, path = "/api/pull", tag = "ollama", request_body = NameRequest, responses(
     (status = 200, description = "The model is there",
-        content((Progress = "application/json"), (String = "application/x-ndjson"))),
+        content((ProgressReport = "application/json"), (String = "application/x-ndjson"))),
     (status = 403, description = "Clients may not change models", body = ErrorBody)))]
 pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<Response, ApiError> {
     app.check_may_manage()?;
@@ -235,7 +236,7 @@ pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<
     // What fails at once has a status of its own.
     let mut report = reports.recv().await.transpose()?;
     if as_stream {
-        let begin = [Progress::new("pulling manifest")].into_iter().chain(report).map(Ok);
+        let begin = [ProgressReport::new("pulling manifest")].into_iter().chain(report).map(Ok);
         let rest = stream::unfold(reports, |mut reports| async move { Some((reports.recv().await?, reports)) });
         let written = stream::iter(begin).chain(rest).map(|report| match report {
             Ok(progress) => line(&progress),
@@ -253,16 +254,16 @@ pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<
 
 /// Starts to download the model `name`, and reports how far it is, `success` or an error last. It stops where nobody reads the
 /// reports any more.
-fn start_pull(app: App, name: String) -> Result<mpsc::Receiver<Result<Progress, ApiError>>, ApiError> {
+fn start_pull(app: App, name: String) -> Result<mpsc::Receiver<Result<ProgressReport, ApiError>>, ApiError> {
     let (sender, reports) = mpsc::channel(MAX_REPORTS);
     let download = move || {
-        let mut report = |progress| match sender.try_send(Ok(Progress::of(progress))) {
+        let mut report = |progress| match sender.try_send(Ok(ProgressReport::of(progress))) {
             // The next one says more.
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
         };
         let result = app.models.pull(&name, &mut report);
-        let _ = sender.blocking_send(result.map(|()| Progress::success()));
+        let _ = sender.blocking_send(result.map(|()| ProgressReport::success()));
     };
     std::thread::Builder::new()
         .name("pull".into())

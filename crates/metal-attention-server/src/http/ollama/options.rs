@@ -45,7 +45,7 @@ const IGNORED: &[&str] = &[
 
 /// How a text is generated, as far as a request says.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Options {
+pub struct OllamaOptions {
     /// How tokens are chosen.
     pub sampling: SamplingFields,
     /// The same seed gives the same text.
@@ -63,13 +63,13 @@ pub struct Options {
 /// The options besides those of [`SamplingFields`].
 #[derive(Deserialize)]
 struct OptionFields {
-    seed: Option<Whole>,
-    num_predict: Option<Whole>,
-    num_ctx: Option<Whole>,
+    seed: Option<WholeNumber>,
+    num_predict: Option<WholeNumber>,
+    num_ctx: Option<WholeNumber>,
     stop: Option<Stop>,
 }
 
-impl Options {
+impl OllamaOptions {
     /// Reads the field `options`, which may be missing or null.
     pub fn read(value: Option<&RawValue>) -> Result<Self, ApiError> {
         let Some(value) = value.filter(|value| value.get() != "null") else { return Ok(Self::default()) };
@@ -82,10 +82,10 @@ impl Options {
         let OptionFields { seed, num_predict, num_ctx, stop } = object.parse()?;
         Ok(Self {
             sampling,
-            seed: seed.and_then(|Whole(seed)| u64::try_from(seed).ok()),
-            max_tokens: num_predict.and_then(|Whole(n)| usize::try_from(n).ok()).filter(|&n| n > 0),
+            seed: seed.and_then(|WholeNumber(seed)| u64::try_from(seed).ok()),
+            max_tokens: num_predict.and_then(|WholeNumber(n)| usize::try_from(n).ok()).filter(|&n| n > 0),
             stop: stop.map(Stop::into_strings).unwrap_or_default(),
-            n_ctx: num_ctx.map(|Whole(n)| n),
+            n_ctx: num_ctx.map(|WholeNumber(n)| n),
             notes,
         })
     }
@@ -99,40 +99,40 @@ impl Options {
 }
 
 /// A whole number, which may be written as `40.0`.
-struct Whole(i64);
+struct WholeNumber(i64);
 
-impl<'de> Deserialize<'de> for Whole {
+impl<'de> Deserialize<'de> for WholeNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WholeVisitor)
+        deserializer.deserialize_any(WholeNumberVisitor)
     }
 }
 
-struct WholeVisitor;
+struct WholeNumberVisitor;
 
-impl Visitor<'_> for WholeVisitor {
-    type Value = Whole;
+impl Visitor<'_> for WholeNumberVisitor {
+    type Value = WholeNumber;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a whole number")
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Whole, E> {
-        Ok(Whole(value))
+    fn visit_i64<E: Error>(self, value: i64) -> Result<WholeNumber, E> {
+        Ok(WholeNumber(value))
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Whole, E> {
-        Ok(Whole(i64::try_from(value).unwrap_or(i64::MAX)))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<WholeNumber, E> {
+        Ok(WholeNumber(i64::try_from(value).unwrap_or(i64::MAX)))
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Whole, E> {
+    fn visit_f64<E: Error>(self, value: f64) -> Result<WholeNumber, E> {
         if value.fract() == 0.0 {
-            return Ok(Whole(value as i64));
+            return Ok(WholeNumber(value as i64));
         }
         Err(E::invalid_value(serde::de::Unexpected::Float(value), &self))
     }
 }
 
-impl PartialSchema for Options {
+impl PartialSchema for OllamaOptions {
     fn schema() -> RefOr<Schema> {
         let number = |what: &str| {
             ObjectBuilder::new().schema_type(SchemaType::from_iter([Type::Integer, Type::Null])).description(Some(what))
@@ -157,7 +157,7 @@ impl PartialSchema for Options {
     }
 }
 
-impl ToSchema for Options {
+impl ToSchema for OllamaOptions {
     fn name() -> std::borrow::Cow<'static, str> {
         "OllamaOptions".into()
     }
@@ -170,9 +170,9 @@ mod tests {
 
     use super::*;
 
-    fn read(options: &serde_json::Value) -> Result<Options, String> {
+    fn read(options: &serde_json::Value) -> Result<OllamaOptions, String> {
         let value = serde_json::value::to_raw_value(options).unwrap();
-        Options::read(Some(&value)).map_err(|error| error.message().to_owned())
+        OllamaOptions::read(Some(&value)).map_err(|error| error.message().to_owned())
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_is_null_or_unlimited_says_nothing() {
-        assert_eq!(Options::read(None), Ok(Options::default()));
+        assert_eq!(OllamaOptions::read(None), Ok(OllamaOptions::default()));
         for nothing in [
             json!(null),
             json!({}),
@@ -207,7 +207,7 @@ mod tests {
             json!({"num_predict": -2, "stop": []}),
             json!({"num_predict": 0}),
         ] {
-            assert_eq!(read(&nothing), Ok(Options::default()), "{nothing}");
+            assert_eq!(read(&nothing), Ok(OllamaOptions::default()), "{nothing}");
         }
         assert_eq!(read(&json!({"stop": "x"})).unwrap().stop, ["x"]);
     }

@@ -56,7 +56,7 @@ struct Function {
 /// How an answer ended, and what it took, in nanoseconds where it is a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = OllamaEnd)]
-pub struct End {
+pub struct AnswerEnd {
     /// Why it ended: `stop` or `length`; `load` and `unload` where nothing was asked for, so that it took nothing.
     done_reason: &'static str,
     /// From the request to the end of the answer.
@@ -90,7 +90,7 @@ pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl End {
+impl AnswerEnd {
     /// Of a request that loads the model and nothing else.
     const LOAD: Self = Self::without_text("load");
     /// Of one that unloads it.
@@ -111,7 +111,7 @@ impl End {
 
 /// What events add to an answer.
 #[derive(Debug, Default)]
-pub struct Part {
+pub struct AnswerDelta {
     /// Text.
     pub content: String,
     /// Thoughts.
@@ -123,10 +123,10 @@ pub struct Part {
     /// The token ids of prompt and answer, at the end where they are wanted.
     pub context: Option<Vec<u32>>,
     /// How the answer ended, at its end.
-    pub end: Option<End>,
+    pub end: Option<AnswerEnd>,
 }
 
-impl Part {
+impl AnswerDelta {
     fn is_empty(&self) -> bool {
         let Self { content, thinking, calls, logprobs, context, end } = self;
         let is_over = end.is_some() || context.is_some();
@@ -144,19 +144,19 @@ impl Part {
 }
 
 /// An object of an answer: the whole, or what is new.
-pub trait Answer: Serialize + Send + 'static {
+pub trait AnswerObject: Serialize + Send + 'static {
     /// What `part` is in an answer of `model`.
-    fn new(model: &str, part: Part) -> Self;
+    fn new(model: &str, part: AnswerDelta) -> Self;
 }
 
 /// The answer to a request that loads or unloads the model, and nothing else.
-pub fn without_text<A: Answer>(model: &str, is_loaded: bool) -> Response {
-    let end = if is_loaded { End::LOAD } else { End::UNLOAD };
-    axum::Json(A::new(model, Part { end: Some(end), ..Part::default() })).into_response()
+pub fn without_text<A: AnswerObject>(model: &str, is_loaded: bool) -> Response {
+    let end = if is_loaded { AnswerEnd::LOAD } else { AnswerEnd::UNLOAD };
+    axum::Json(A::new(model, AnswerDelta { end: Some(end), ..AnswerDelta::default() })).into_response()
 }
 
 /// Reads the events of one text.
-pub struct Reader {
+pub struct AnswerReader {
     /// Tells thoughts and calls from the text; `None`: there are none.
     parsers: Option<ChoiceParsers>,
     tokenizer: Arc<Tokenizer>,
@@ -171,7 +171,7 @@ pub struct Reader {
     call: Option<metal_attention_chat::ToolCall>,
 }
 
-impl Reader {
+impl AnswerReader {
     /// Reads a text of `model`, which the request calls `name`.
     pub fn new(model: &ModelLease, name: &str, received: Instant) -> Self {
         Self {
@@ -198,7 +198,7 @@ impl Reader {
     }
 
     /// What an event adds.
-    fn take(&mut self, event: Event) -> Result<Part, ApiError> {
+    fn take(&mut self, event: Event) -> Result<AnswerDelta, ApiError> {
         if let Some(context) = &mut self.context {
             match &event {
                 Event::Token { id, .. } => context.push(*id),
@@ -206,7 +206,7 @@ impl Reader {
                 Event::Prompt(_) | Event::Failed(_) => {}
             }
         }
-        let mut part = Part::default();
+        let mut part = AnswerDelta::default();
         match &mut self.parsers {
             Some(parsers) => {
                 for event in parsers.parse(0, event)? {
@@ -233,7 +233,7 @@ impl Reader {
     }
 
     /// Adds what an event brings to `part`.
-    fn read(&mut self, event: ChatEvent, part: &mut Part) {
+    fn read(&mut self, event: ChatEvent, part: &mut AnswerDelta) {
         match event {
             ChatEvent::Prompt(_) => {}
             ChatEvent::Answer(AnswerEvent::Content(text)) => part.content += &text,
@@ -266,12 +266,12 @@ impl Reader {
         ChatTokenLogprob::new(&self.tokenizer, id, logprobs)
     }
 
-    fn end(&self, reason: &EndReason, usage: Usage, timings: RequestTimings) -> End {
+    fn end(&self, reason: &EndReason, usage: Usage, timings: RequestTimings) -> AnswerEnd {
         let done_reason = match reason {
             EndReason::End | EndReason::Calls | EndReason::StopString(_) => "stop",
             EndReason::Length | EndReason::ContextFull => "length",
         };
-        End {
+        AnswerEnd {
             done_reason,
             total_duration: Some(nanoseconds(self.received.elapsed())),
             load_duration: Some(nanoseconds(self.load)),
@@ -289,15 +289,15 @@ fn call_text(call: &metal_attention_chat::FunctionCall) -> String {
 }
 
 /// The answer that `reader` makes of the one text in `sequences`: a stream, or the whole.
-pub async fn respond<A: Answer>(
+pub async fn respond<A: AnswerObject>(
     mut sequences: RunningSequences,
-    mut reader: Reader,
+    mut reader: AnswerReader,
     streamed: bool,
 ) -> Result<Response, ApiError> {
     if streamed {
-        return Ok(stream(sequences, Frames::default(), Lines::<A> { reader, kind: PhantomData }));
+        return Ok(stream(sequences, Frames::default(), AnswerLines::<A> { reader, kind: PhantomData }));
     }
-    let mut whole = Part::default();
+    let mut whole = AnswerDelta::default();
     while let Some((_, event)) = sequences.next().await {
         whole.add(reader.take(event)?);
     }
@@ -305,19 +305,19 @@ pub async fn respond<A: Answer>(
 }
 
 /// An answer as a stream of objects.
-struct Lines<A> {
-    reader: Reader,
+struct AnswerLines<A> {
+    reader: AnswerReader,
     kind: PhantomData<fn() -> A>,
 }
 
-impl<A: Answer> ChunkWriter for Lines<A> {
+impl<A: AnswerObject> ChunkWriter for AnswerLines<A> {
     const FRAMING: Framing = Framing::JsonLines;
 
     fn event(&mut self, _: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         let part = self.reader.take(event)?;
         // The last line says how the answer ended; clients pass over a text in it.
-        let end = Part { end: part.end, context: part.context, ..Part::default() };
-        let rest = Part { end: None, context: None, ..part };
+        let end = AnswerDelta { end: part.end, context: part.context, ..AnswerDelta::default() };
+        let rest = AnswerDelta { end: None, context: None, ..part };
         for part in [rest, end] {
             if !part.is_empty() {
                 out.line(&A::new(&self.reader.model, part));
@@ -348,7 +348,7 @@ mod tests {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let tool = json!({"type": "function", "function": {"name": "now"}});
         let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
-        let mut reader = Reader {
+        let mut reader = AnswerReader {
             parsers: Some(ChoiceParsers::new(Arc::clone(&tokenizer), vec![ChoiceParser::new(parser, false)])),
             tokenizer,
             model: "m".into(),
@@ -369,7 +369,7 @@ mod tests {
         };
         let events = pieces.iter().map(token).chain([done]);
         let parts = events.map(|event| reader.take(event).unwrap()).filter(|part| !part.is_empty());
-        let json = |part: Part| {
+        let json = |part: AnswerDelta| {
             let functions: Vec<_> = part.calls.into_iter().map(|call| call.function).collect();
             json!([part.content, functions, part.end.map(|end| end.done_reason)])
         };
