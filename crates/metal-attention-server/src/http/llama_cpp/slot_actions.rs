@@ -22,7 +22,7 @@ const MAX_NAME: usize = 128;
 /// What is to be done with a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Action {
+enum SlotCommand {
     Save,
     Restore,
     Erase,
@@ -31,7 +31,7 @@ enum Action {
 /// The query of a request.
 #[derive(Debug, Deserialize)]
 pub struct ActionQuery {
-    action: Option<Action>,
+    action: Option<SlotCommand>,
     model: Option<String>,
 }
 
@@ -151,9 +151,9 @@ pub async fn slot_action(
     };
     let model = app.lease(query.model.as_deref().or(file.model.as_deref())).await?;
     let done = match action {
-        Action::Save => save(&app, &model, id_slot, &folder, file_name(&file)?).await?,
-        Action::Restore => restore(&app, &model, id_slot, client, &folder, file_name(&file)?).await?,
-        Action::Erase => SlotAction::Erased { id_slot, n_erased: model.scheduler.erase_slot(id_slot).await? },
+        SlotCommand::Save => save(&app, &model, id_slot, &folder, file_name(&file)?).await?,
+        SlotCommand::Restore => restore(&app, &model, id_slot, client, &folder, file_name(&file)?).await?,
+        SlotCommand::Erase => SlotAction::Erased { id_slot, n_erased: model.scheduler.erase_slot(id_slot).await? },
     };
     Ok(axum::Json(done))
 }

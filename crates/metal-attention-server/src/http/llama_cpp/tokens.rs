@@ -33,16 +33,16 @@ impl FromJson for TokenizeRequest {
 /// Token ids.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokens)]
-pub struct Tokens {
+pub struct TokenList {
     /// Their ids, or ids with what they write.
-    tokens: Vec<Token>,
+    tokens: Vec<TokenEntry>,
 }
 
 /// A token.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppToken)]
 #[serde(untagged)]
-enum Token {
+enum TokenEntry {
     /// Its id.
     Id(u32),
     /// With what it writes.
@@ -56,14 +56,14 @@ struct TokenPiece {
     /// The token's id.
     id: u32,
     /// What it writes.
-    piece: Piece,
+    piece: TokenText,
 }
 
 /// What a token writes.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppPiece)]
 #[serde(untagged)]
-enum Piece {
+enum TokenText {
     /// A text.
     Text(String),
     /// Bytes that are no text: a part of a character.
@@ -74,9 +74,9 @@ impl TokenPiece {
     fn new(tokenizer: &Tokenizer, id: u32) -> Self {
         let piece = match String::from_utf8(tokenizer.token_bytes(id).to_vec()) {
             // A token that writes nothing has a spelling of its own.
-            Ok(text) if text.is_empty() => Piece::Text(tokenizer.token_text(id).unwrap_or_default().to_owned()),
-            Ok(text) => Piece::Text(text),
-            Err(error) => Piece::Bytes(error.into_bytes()),
+            Ok(text) if text.is_empty() => TokenText::Text(tokenizer.token_text(id).unwrap_or_default().to_owned()),
+            Ok(text) => TokenText::Text(text),
+            Err(error) => TokenText::Bytes(error.into_bytes()),
         };
         Self { id, piece }
     }
@@ -84,8 +84,11 @@ impl TokenPiece {
 
 /// Turns text into token ids.
 #[utoipa::path(post, path = "/tokenize", tag = "llama.cpp", request_body = TokenizeRequest,
-    responses((status = 200, description = "The token ids", body = Tokens)))]
-pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) -> Result<axum::Json<Tokens>, ApiError> {
+    responses((status = 200, description = "The token ids", body = TokenList)))]
+pub async fn tokenize(
+    State(app): State<App>,
+    request: Json<TokenizeRequest>,
+) -> Result<axum::Json<TokenList>, ApiError> {
     let options = EncodeOptions {
         add_special: request.add_special.unwrap_or(false),
         parse_special: request.parse_special.unwrap_or(true),
@@ -99,11 +102,13 @@ pub async fn tokenize(State(app): State<App>, request: Json<TokenizeRequest>) ->
         }
         let ids = model.tokenizer.encode(&request.content, options);
         let with_pieces = request.with_pieces.unwrap_or(false);
-        let token = |id| if with_pieces { Token::Piece(TokenPiece::new(&model.tokenizer, id)) } else { Token::Id(id) };
+        let token = |id| {
+            if with_pieces { TokenEntry::Piece(TokenPiece::new(&model.tokenizer, id)) } else { TokenEntry::Id(id) }
+        };
         Ok(ids.into_iter().map(token).collect())
     };
     let tokens = prepare(&app, request, encode).await?;
-    Ok(axum::Json(Tokens { tokens }))
+    Ok(axum::Json(TokenList { tokens }))
 }
 
 /// Token ids to be turned into text.
@@ -126,18 +131,18 @@ impl FromJson for DetokenizeRequest {
 /// A text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppText)]
-pub struct Text {
+pub struct DetokenizedText {
     /// The text.
     content: String,
 }
 
 /// Turns token ids into text.
 #[utoipa::path(post, path = "/detokenize", tag = "llama.cpp", request_body = DetokenizeRequest,
-    responses((status = 200, description = "The text", body = Text)))]
+    responses((status = 200, description = "The text", body = DetokenizedText)))]
 pub async fn detokenize(
     State(app): State<App>,
     request: Json<DetokenizeRequest>,
-) -> Result<axum::Json<Text>, ApiError> {
+) -> Result<axum::Json<DetokenizedText>, ApiError> {
     let model = app.lease(request.model.as_deref()).await?;
     let content = prepare(&app, request, move |_, request| {
         model.check_ids(&request.tokens, "tokens")?;
@@ -149,5 +154,5 @@ pub async fn detokenize(
         Ok(model.tokenizer.decode(&request.tokens, request.special.unwrap_or(false)))
     })
     .await?;
-    Ok(axum::Json(Text { content }))
+    Ok(axum::Json(DetokenizedText { content }))
 }
