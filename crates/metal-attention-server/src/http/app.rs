@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::body::Bodies;
 use super::connections::Connections;
 use super::metrics::HttpMetrics;
-use super::models::{Entry, ModelLease, Models, ModelsOptions};
+use super::models::{ModelLease, Models, ModelsOptions, ServedModel};
 use super::work::Work;
 use super::{ApiError, HttpOptions, apart, in_time};
 
@@ -70,11 +70,11 @@ impl App {
 
     /// The model for a request that calls it `name`: waits until it is loaded. The only model answers by any name.
     pub async fn lease(&self, name: Option<&str>) -> Result<ModelLease, ApiError> {
-        self.lease_found(name, Models::meant).await
+        self.lease_with(name, Models::resolve).await
     }
 
     /// The model that `look_up` finds for a request that calls it `name`: waits until it is loaded.
-    pub async fn lease_found(&self, name: Option<&str>, look_up: LookUp) -> Result<ModelLease, ApiError> {
+    pub async fn lease_with(&self, name: Option<&str>, look_up: LookUp) -> Result<ModelLease, ApiError> {
         self.check_open()?;
         let lease = async {
             for _ in 0..LOOK_UPS {
@@ -88,7 +88,7 @@ impl App {
         in_time(self, lease).await
     }
 
-    async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<Entry>, ApiError> {
+    async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<ServedModel>, ApiError> {
         if !self.models.has_store() {
             return look_up(&self.models, name);
         }
@@ -102,7 +102,7 @@ impl App {
 const LOOK_UPS: usize = 2;
 
 /// Finds the model of a request by the name that it has for it.
-pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<Entry>, ApiError>;
+pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<ServedModel>, ApiError>;
 
 impl Parts {
     /// From now on `/ready` says that the server ends.

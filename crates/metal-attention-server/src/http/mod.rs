@@ -47,7 +47,7 @@ use error::ApiError;
 pub use job::sampling::SamplingFields;
 pub use mcp::PageTools;
 pub use models::{
-    Capabilities, KeepAlive, LoadError, Loaded, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
+    Capabilities, KeepAlive, LoadError, LoadedModel, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
     ModelStore, ModelsOptions, NoTime, Placement, PullProgress, SourceError, StoredModel,
 };
 pub use options::{EmptyKey, HttpOptions, Keys};

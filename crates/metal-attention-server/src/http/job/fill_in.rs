@@ -3,10 +3,10 @@
 use metal_attention::tokenizer::{EncodeOptions, FillInTheMiddle};
 
 use crate::http::ApiError;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 
 /// The tokens that the model has for such prompts; an error where it has none.
-pub fn tokens(model: &Loaded) -> Result<FillInTheMiddle, ApiError> {
+pub fn tokens(model: &LoadedModel) -> Result<FillInTheMiddle, ApiError> {
     model.tokenizer.fill_in_the_middle().ok_or_else(|| {
         let message = "the model's vocabulary has no tokens for filling in the middle (prefix, suffix, middle): use a model \
                        that was trained for it, or put all that it needs into the prompt";
@@ -15,13 +15,19 @@ pub fn tokens(model: &Loaded) -> Result<FillInTheMiddle, ApiError> {
 }
 
 /// The tokens of a text, without special ones: what is written in a document is no mark. `param` is the field's name.
-pub fn encode(model: &Loaded, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
+pub fn encode(model: &LoadedModel, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
     model.check_length(text, param)?;
     Ok(model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false }))
 }
 
 /// A prompt that asks for what is between `before` and `after`; `context` comes first.
-pub fn prompt(model: &Loaded, tokens: FillInTheMiddle, context: &[u32], before: &[u32], after: &[u32]) -> Vec<u32> {
+pub fn prompt(
+    model: &LoadedModel,
+    tokens: FillInTheMiddle,
+    context: &[u32],
+    before: &[u32],
+    after: &[u32],
+) -> Vec<u32> {
     let bos = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos());
     let before = before.strip_prefix(bos.as_slice()).unwrap_or(before);
     let mut ids: Vec<u32> = bos.into_iter().collect();

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::http::ApiError;
 use crate::http::body::Object;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 
 /// A form, and the path of the field that asks for it.
@@ -70,7 +70,7 @@ pub fn is_whole(field: &str) -> bool {
 
 /// The grammar of a text that begins after a prompt which no template has made.
 pub fn raw_grammar(
-    model: &Loaded,
+    model: &LoadedModel,
     asked: Option<&RequestedForm>,
     notes: &mut Notes,
 ) -> Result<Option<Grammar>, ApiError> {

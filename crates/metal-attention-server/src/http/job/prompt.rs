@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::http::ApiError;
 use crate::http::limits::MAX_PROMPTS;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 
 /// One text or several, each as a string or as token ids.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -29,14 +29,14 @@ pub enum PromptInput {
 
 impl PromptInput {
     /// The token ids of each text. `param` is the field's name, for errors.
-    pub fn encode(&self, model: &Loaded, param: &str) -> Result<Vec<Arc<[u32]>>, ApiError> {
+    pub fn encode(&self, model: &LoadedModel, param: &str) -> Result<Vec<Arc<[u32]>>, ApiError> {
         self.encode_with(model, param, EncodeOptions { add_special: true, parse_special: true })
     }
 
     /// [`encode`](Self::encode) with `options` for texts.
     pub fn encode_with(
         &self,
-        model: &Loaded,
+        model: &LoadedModel,
         param: &str,
         options: EncodeOptions,
     ) -> Result<Vec<Arc<[u32]>>, ApiError> {

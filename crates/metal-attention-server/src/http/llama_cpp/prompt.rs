@@ -12,7 +12,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::http::ApiError;
 use crate::http::limits::MAX_PROMPTS;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 
 /// One prompt or several.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +31,7 @@ enum PromptPart {
 
 impl Prompts {
     /// The token ids of each prompt. A prompt that begins with a text has the tokens that the model wants at its beginning.
-    pub fn encode(&self, model: &Loaded) -> Result<Vec<Arc<[u32]>>, ApiError> {
+    pub fn encode(&self, model: &LoadedModel) -> Result<Vec<Arc<[u32]>>, ApiError> {
         self.0.iter().map(|prompt| prompt.encode(model)).collect()
     }
 }
@@ -45,7 +45,7 @@ impl MixedPrompt {
         }
     }
 
-    fn encode(&self, model: &Loaded) -> Result<Arc<[u32]>, ApiError> {
+    fn encode(&self, model: &LoadedModel) -> Result<Arc<[u32]>, ApiError> {
         let mut ids = Vec::new();
         for (i, piece) in self.0.iter().enumerate() {
             match piece {

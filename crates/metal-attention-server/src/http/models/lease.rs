@@ -7,8 +7,8 @@ use std::time::Duration;
 use metal_attention::sampling::SamplerOptions;
 
 use super::keep_alive::KeepAlive;
-use super::loaded::Loaded;
-use super::registry::{Entry, Models};
+use super::loaded::LoadedModel;
+use super::registry::{Models, ServedModel};
 use super::residency::Held;
 use super::source::ModelDefaults;
 use crate::http::ApiError;
@@ -19,22 +19,22 @@ use crate::http::request_line::RequestLine;
 #[derive(Clone)]
 pub struct ModelLease {
     models: Arc<Models>,
-    entry: Arc<Entry>,
-    held: Arc<Held>,
+    entry: Arc<ServedModel>,
+    held: Arc<HeldModel>,
     /// The name that the request has for it; empty where it has none.
     asked: Arc<str>,
 }
 
 impl Deref for ModelLease {
-    type Target = Loaded;
+    type Target = LoadedModel;
 
-    fn deref(&self) -> &Loaded {
+    fn deref(&self) -> &LoadedModel {
         &self.held.loaded
     }
 }
 
 impl ModelLease {
-    pub(super) fn new(models: Arc<Models>, entry: Arc<Entry>, held: Held, asked: Option<&str>) -> Self {
+    pub(super) fn new(models: Arc<Models>, entry: Arc<ServedModel>, held: HeldModel, asked: Option<&str>) -> Self {
         if let (Some(waited), Some(line)) = (held.waited, RequestLine::current()) {
             line.waited_for_model(waited);
         }

@@ -16,7 +16,7 @@ use crate::http::job::generation::no_such_token;
 use crate::http::limits::MAX_UNCLEAR_BYTES;
 
 /// A model that is ready to answer.
-pub struct Loaded {
+pub struct LoadedModel {
     /// Runs the requests.
     pub scheduler: Replicas,
     /// Text to ids and back.
@@ -66,7 +66,7 @@ fn evaluate_first(pass: &mut dyn ForwardPass) -> Result<(), LoadError> {
     if is_number { Ok(()) } else { Err(LoadError::NoNumbers) }
 }
 
-impl Loaded {
+impl LoadedModel {
     /// Has `pass`, a forward pass of `model`, evaluate a first token, and then starts a scheduler over it.
     pub fn start(model: Model, pass: Box<dyn ForwardPass>, options: &SchedulerOptions) -> Result<Self, LoadError> {
         Self::start_replicas(model, vec![pass], options)

@@ -13,8 +13,8 @@ mod source;
 pub use card::{Capabilities, ModelCard};
 pub use keep_alive::{KeepAlive, NoTime};
 pub use lease::ModelLease;
-pub use loaded::{LoadError, Loaded};
-pub use registry::{Entry, Models};
+pub use loaded::{LoadError, LoadedModel};
+pub use registry::{Models, ServedModel};
 pub use residency::StartFailure;
 pub use source::{
     MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,

@@ -9,9 +9,9 @@ use metal_attention::scheduler::Replicas;
 use super::card::ModelCard;
 use super::keep_alive::KeepAlive;
 use super::lease::ModelLease;
-use super::loaded::Loaded;
+use super::loaded::LoadedModel;
 use super::names::{matches, without_latest};
-use super::residency::{Residency, StartFailure, Status, Unit};
+use super::residency::{LoadUnit, ModelStatus, Residency, StartFailure};
 use super::source::{ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullProgress, SourceError, StoredModel};
 use crate::http::ApiError;
 use crate::http::limits::MAX_MODEL_NAME;
@@ -26,19 +26,19 @@ const STORE_AGE: (Duration, u32) = (Duration::from_secs(1), 10);
 const MAX_MADE: usize = 256;
 
 /// A model as requests name it.
-pub struct Entry {
+pub struct ServedModel {
     /// The main one first. In the others `*` stands for any text.
     names: Vec<String>,
     /// What requests have where they do not say otherwise.
     pub defaults: ModelDefaults,
     /// What is loaded for it. Several entries may share it.
-    unit: Arc<Unit>,
-    origin: Origin,
+    unit: Arc<LoadUnit>,
+    origin: ModelOrigin,
 }
 
 /// Where an entry comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
+enum ModelOrigin {
     /// The server was started with it.
     Configured,
     /// The store has it, in this version.
@@ -50,7 +50,7 @@ enum Origin {
     Made,
 }
 
-impl Entry {
+impl ServedModel {
     /// The main name.
     pub fn main_name(&self) -> &str {
         self.names.first().map_or("", String::as_str)
@@ -68,8 +68,8 @@ impl Entry {
 
     fn can_be_named(&self) -> bool {
         match self.origin {
-            Origin::Configured | Origin::Stored(_) | Origin::Made => true,
-            Origin::Deleted(_) => false,
+            ModelOrigin::Configured | ModelOrigin::Stored(_) | ModelOrigin::Made => true,
+            ModelOrigin::Deleted(_) => false,
         }
     }
 
@@ -82,15 +82,15 @@ impl Entry {
 
 /// The models of a server.
 pub struct Models {
-    entries: RwLock<Vec<Arc<Entry>>>,
+    entries: RwLock<Vec<Arc<ServedModel>>>,
     store: Option<Box<dyn ModelStore>>,
     /// When the store is to be looked through again; `None`: at once. Locked by what looks through it.
-    look_again: Mutex<Option<Instant>>,
+    next_refresh: Mutex<Option<Instant>>,
     /// The store was looked through once.
-    has_looked: AtomicBool,
+    has_refreshed: AtomicBool,
     keep_alive: KeepAlive,
     /// There is one model and never another: it answers by any name.
-    is_one: bool,
+    is_only_model: bool,
     residency: Arc<Residency>,
 }
 
@@ -98,7 +98,7 @@ impl Models {
     /// The models of `options`. Called within a runtime, which loads and unloads them.
     pub fn new(options: ModelsOptions) -> Self {
         let ModelsOptions { models, store, keep_alive, memory } = options;
-        let is_one = models.len() == 1 && models[0].resident && store.is_none();
+        let is_only_model = models.len() == 1 && models[0].resident && store.is_none();
         let residency = Residency::new(memory);
         let default = keep_alive.unwrap_or(DEFAULT_KEEP_ALIVE);
         let entry = |config: ModelConfig| {
@@ -106,26 +106,26 @@ impl Models {
             let keep_alive = keep_alive.unwrap_or(if resident { KeepAlive::Forever } else { default });
             let name = names.first().map_or("", String::as_str);
             let unit = residency.add(name, source, resident, keep_alive);
-            Arc::new(Entry { names, defaults, unit, origin: Origin::Configured })
+            Arc::new(ServedModel { names, defaults, unit, origin: ModelOrigin::Configured })
         };
         let entries = RwLock::new(models.into_iter().map(entry).collect());
-        let (look_again, has_looked) = (Mutex::default(), AtomicBool::new(false));
-        Self { entries, store, look_again, has_looked, keep_alive: default, is_one, residency }
+        let (next_refresh, has_refreshed) = (Mutex::default(), AtomicBool::new(false));
+        Self { entries, store, next_refresh, has_refreshed, keep_alive: default, is_only_model, residency }
     }
 
     /// The models that requests can name.
-    fn entries(&self) -> Vec<Arc<Entry>> {
+    fn entries(&self) -> Vec<Arc<ServedModel>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         entries.iter().filter(|entry| entry.can_be_named()).cloned().collect()
     }
 
-    fn entries_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<Entry>>> {
+    fn entries_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<ServedModel>>> {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All models, loaded or not. It may look through folders: not to be called on a thread that serves others.
-    pub fn list(&self) -> Vec<Arc<Entry>> {
-        self.look_through_store();
+    pub fn list(&self) -> Vec<Arc<ServedModel>> {
+        self.refresh_from_store();
         self.entries()
     }
 
@@ -136,7 +136,7 @@ impl Models {
 
     /// Whether more than one model may be loaded. What clients make of the only one is loaded as that one.
     pub fn are_several(&self) -> bool {
-        !self.is_one
+        !self.is_only_model
     }
 
     /// Whether the models that the server starts with are loaded.
@@ -175,29 +175,29 @@ impl Models {
     }
 
     /// What is the case with a model.
-    pub fn status(&self, entry: &Entry) -> Status {
+    pub fn status(&self, entry: &ServedModel) -> ModelStatus {
         self.residency.status(&entry.unit)
     }
 
     /// The model, where it is loaded now.
-    pub fn loaded(&self, entry: &Entry) -> Option<Arc<Loaded>> {
+    pub fn loaded(&self, entry: &ServedModel) -> Option<Arc<LoadedModel>> {
         self.residency.loaded(&entry.unit)
     }
 
     /// The model that is called `name`, with or without the tag `latest`. It may look through folders.
-    pub fn find(&self, name: &str) -> Result<Arc<Entry>, ApiError> {
+    pub fn find(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
         if name.len() > MAX_MODEL_NAME {
             let message = format!("model: the name is longer than the {MAX_MODEL_NAME} bytes that one may have");
             return Err(ApiError::field("model", message));
         }
-        let known = |entries: &[Arc<Entry>]| {
+        let known = |entries: &[Arc<ServedModel>]| {
             let exact = entries.iter().find(|entry| entry.main_name() == name);
             let plain = || entries.iter().find(|entry| entry.main_name() == without_latest(name));
             let alias = || entries.iter().find(|entry| entry.has_name(name) || entry.has_name(without_latest(name)));
             exact.or_else(plain).or_else(alias).cloned()
         };
         // Files may have come, changed or gone.
-        self.look_through_store();
+        self.refresh_from_store();
         known(&self.entries()).ok_or_else(|| self.unknown(name))
     }
 
@@ -216,14 +216,14 @@ impl Models {
 
     /// The model that a request means. The only one answers by any name; without a name it is the first one that the
     /// server was started with. It may look through folders.
-    pub fn meant(&self, name: Option<&str>) -> Result<Arc<Entry>, ApiError> {
+    pub fn resolve(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         let first = || {
             let entries = self.list();
-            entries.iter().find(|entry| entry.origin == Origin::Configured).or(entries.first()).cloned()
+            entries.iter().find(|entry| entry.origin == ModelOrigin::Configured).or(entries.first()).cloned()
         };
         match name.filter(|name| !name.is_empty()) {
             Some(name) => match self.find(name) {
-                Err(error) if self.is_one && error.code() == Some("model_not_found") => first().ok_or(error),
+                Err(error) if self.is_only_model && error.code() == Some("model_not_found") => first().ok_or(error),
                 found => found,
             },
             None => first().ok_or_else(|| self.unknown("")),
@@ -233,7 +233,7 @@ impl Models {
     /// The model of `entry` for a request that calls it `asked`: waits until it is loaded. `None`: it is removed.
     pub async fn lease(
         self: &Arc<Self>,
-        entry: &Arc<Entry>,
+        entry: &Arc<ServedModel>,
         asked: Option<&str>,
     ) -> Result<Option<ModelLease>, ApiError> {
         let held = self.residency.hold(&entry.unit).await?;
@@ -242,32 +242,32 @@ impl Models {
 
     /// The model stays loaded for this long after each request from now on. Of a model that is loaded and not in use, no time
     /// at all unloads it now.
-    pub fn set_keep_alive(&self, entry: &Entry, keep_alive: KeepAlive) {
+    pub fn set_keep_alive(&self, entry: &ServedModel, keep_alive: KeepAlive) {
         self.residency.set_keep_alive(&entry.unit, keep_alive);
     }
 
     /// The model goes when the requests that use it are answered.
-    pub fn unload(&self, entry: &Entry) {
+    pub fn unload(&self, entry: &ServedModel) {
         self.residency.retire(&entry.unit);
     }
 
     /// Makes the model `name`, which is that of `from` with other `defaults`. It is there until the server ends.
-    pub fn make(&self, name: &str, from: &Entry, defaults: ModelDefaults) -> Result<(), ApiError> {
+    pub fn make(&self, name: &str, from: &ServedModel, defaults: ModelDefaults) -> Result<(), ApiError> {
         let name = without_latest(name);
         if name.is_empty() || name.len() > MAX_MODEL_NAME || name.contains(['*', '\0']) {
             let message = format!("model: {name:?} is no name for a model: 1 to {MAX_MODEL_NAME} bytes without *");
             return Err(ApiError::field("model", message));
         }
-        let (unit, origin) = (Arc::clone(&from.unit), Origin::Made);
-        let entry = Arc::new(Entry { names: vec![name.to_owned()], defaults, unit, origin });
+        let (unit, origin) = (Arc::clone(&from.unit), ModelOrigin::Made);
+        let entry = Arc::new(ServedModel { names: vec![name.to_owned()], defaults, unit, origin });
         let mut entries = self.entries_mut();
         match entries.iter().position(|known| known.can_be_named() && known.main_name() == name) {
-            Some(at) if entries[at].origin == Origin::Made => entries[at] = entry,
+            Some(at) if entries[at].origin == ModelOrigin::Made => entries[at] = entry,
             Some(_) => {
                 let message = format!("model: there is a model {name:?} already, which is a file: choose another name");
                 return Err(ApiError::field("model", message));
             }
-            None if entries.iter().filter(|entry| entry.origin == Origin::Made).count() >= MAX_MADE => {
+            None if entries.iter().filter(|entry| entry.origin == ModelOrigin::Made).count() >= MAX_MADE => {
                 let message = format!("there are {MAX_MADE} models that clients made, which is the most: delete one");
                 return Err(ApiError::invalid(message));
             }
@@ -278,9 +278,9 @@ impl Models {
 
     /// Removes a model: one that a client made, or one of the store. Its files go with the last model that is made of
     /// them. It removes files: not to be called on a thread that serves others.
-    pub fn delete(&self, entry: &Arc<Entry>) -> Result<(), ApiError> {
+    pub fn delete(&self, entry: &Arc<ServedModel>) -> Result<(), ApiError> {
         let name = entry.main_name();
-        if entry.origin == Origin::Configured {
+        if entry.origin == ModelOrigin::Configured {
             let message = format!("the server was started with the model {name:?}, which cannot be deleted");
             return Err(ApiError::invalid(message).with_code("model_is_configured"));
         }
@@ -295,22 +295,23 @@ impl Models {
 
     /// Removes the name of a model where another one is left with the same files, or it has none of the store. `Some`: it is
     /// the last one, and this is the store's, whose files are to be deleted.
-    fn delete_name(&self, entry: &Arc<Entry>) -> Option<Arc<Entry>> {
+    fn delete_name(&self, entry: &Arc<ServedModel>) -> Option<Arc<ServedModel>> {
         let mut entries = self.entries_mut();
         let at = entries.iter().position(|known| Arc::ptr_eq(known, entry))?;
         let same = || entries.iter().filter(|known| Arc::ptr_eq(&known.unit, &entry.unit));
         let is_last = same().filter(|known| known.can_be_named()).count() == 1;
-        let stored = same().find(|known| matches!(known.origin, Origin::Stored(_) | Origin::Deleted(_))).cloned();
+        let stored =
+            same().find(|known| matches!(known.origin, ModelOrigin::Stored(_) | ModelOrigin::Deleted(_))).cloned();
         if is_last && stored.is_some() {
             return stored;
         }
         match entry.origin {
             // The store would list it again.
-            Origin::Stored(version) => {
+            ModelOrigin::Stored(version) => {
                 let (names, defaults, unit) = (entry.names.clone(), entry.defaults.clone(), Arc::clone(&entry.unit));
-                entries[at] = Arc::new(Entry { names, defaults, unit, origin: Origin::Deleted(version) });
+                entries[at] = Arc::new(ServedModel { names, defaults, unit, origin: ModelOrigin::Deleted(version) });
             }
-            Origin::Configured | Origin::Deleted(_) | Origin::Made => {
+            ModelOrigin::Configured | ModelOrigin::Deleted(_) | ModelOrigin::Made => {
                 entries.remove(at);
                 if is_last {
                     self.residency.remove(&entry.unit);
@@ -320,7 +321,7 @@ impl Models {
         None
     }
 
-    fn forget(&self, entries: &mut Vec<Arc<Entry>>, is_gone: impl Fn(&Arc<Entry>) -> bool) {
+    fn forget(&self, entries: &mut Vec<Arc<ServedModel>>, is_gone: impl Fn(&Arc<ServedModel>) -> bool) {
         let gone: Vec<_> = entries.extract_if(.., |entry| is_gone(entry)).collect();
         for entry in gone {
             if !entries.iter().any(|other| Arc::ptr_eq(&other.unit, &entry.unit)) {
@@ -338,50 +339,50 @@ impl Models {
         store.pull(name, report).map_err(|error| ApiError::invalid(format!("{name:?} cannot be pulled: {error}")))?;
         // One that was deleted while another model was made of it can be named again.
         self.forget(&mut self.entries_mut(), |entry| {
-            matches!(entry.origin, Origin::Deleted(_)) && entry.main_name() == name
+            matches!(entry.origin, ModelOrigin::Deleted(_)) && entry.main_name() == name
         });
-        let mut look_again = self.look_again.lock().unwrap_or_else(PoisonError::into_inner);
-        *look_again = Some(self.take_notice(&**store));
+        let mut next_refresh = self.next_refresh.lock().unwrap_or_else(PoisonError::into_inner);
+        *next_refresh = Some(self.sync_with_store(&**store));
         Ok(())
     }
 
     /// Takes notice of models that came, changed or went, unless that was done just now, or another thread is at it: what is
     /// known serves meanwhile, as folders on a network may be slow.
-    fn look_through_store(&self) {
+    fn refresh_from_store(&self) {
         let Some(store) = &self.store else { return };
-        let mut look_again = match self.look_again.try_lock() {
-            Ok(look_again) => look_again,
-            Err(TryLockError::WouldBlock) if self.has_looked.load(Ordering::Acquire) => return,
-            Err(_) => self.look_again.lock().unwrap_or_else(PoisonError::into_inner),
+        let mut next_refresh = match self.next_refresh.try_lock() {
+            Ok(next_refresh) => next_refresh,
+            Err(TryLockError::WouldBlock) if self.has_refreshed.load(Ordering::Acquire) => return,
+            Err(_) => self.next_refresh.lock().unwrap_or_else(PoisonError::into_inner),
         };
-        if look_again.is_none_or(|when| when <= Instant::now()) {
-            *look_again = Some(self.take_notice(&**store));
+        if next_refresh.is_none_or(|when| when <= Instant::now()) {
+            *next_refresh = Some(self.sync_with_store(&**store));
         }
     }
 
     /// Takes notice of models that came, changed or went. It gives when to do so again.
-    fn take_notice(&self, store: &dyn ModelStore) -> Instant {
+    fn sync_with_store(&self, store: &dyn ModelStore) -> Instant {
         let begun = Instant::now();
         let found = store.models();
         let (least, times) = STORE_AGE;
         let holds = begun.elapsed().saturating_mul(times).max(least);
-        let is_there = |entry: &Entry, version: u64| {
+        let is_there = |entry: &ServedModel, version: u64| {
             found.iter().any(|model| model.version == version && model.name == entry.main_name())
         };
         // Those that are told that their model is gone look for a new version of it when this is done.
         let mut entries = self.entries_mut();
         self.forget(&mut entries, |entry| match entry.origin {
-            Origin::Stored(version) | Origin::Deleted(version) => !is_there(entry, version),
-            Origin::Configured | Origin::Made => false,
+            ModelOrigin::Stored(version) | ModelOrigin::Deleted(version) => !is_there(entry, version),
+            ModelOrigin::Configured | ModelOrigin::Made => false,
         });
         for StoredModel { name, version, open } in found {
             if !entries.iter().any(|entry| entry.main_name() == name) {
                 let unit = self.residency.add(&name, open(), false, self.keep_alive);
-                let (defaults, origin) = (ModelDefaults::default(), Origin::Stored(version));
-                entries.push(Arc::new(Entry { names: vec![name], defaults, unit, origin }));
+                let (defaults, origin) = (ModelDefaults::default(), ModelOrigin::Stored(version));
+                entries.push(Arc::new(ServedModel { names: vec![name], defaults, unit, origin }));
             }
         }
-        self.has_looked.store(true, Ordering::Release);
+        self.has_refreshed.store(true, Ordering::Release);
         Instant::now() + holds
     }
 }

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
 use super::keep_alive::KeepAlive;
-use super::loaded::Loaded;
+use super::loaded::LoadedModel;
 use super::source::{MemoryNeed, ModelSource, Placement, SourceError};
 use crate::http::ApiError;
 
@@ -28,7 +28,7 @@ use crate::http::ApiError;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A model that is loaded as a whole.
-pub struct Unit {
+pub struct LoadUnit {
     id: u64,
     /// The main name of its first entry, for messages.
     pub name: String,
@@ -41,32 +41,32 @@ pub struct Unit {
 
 /// What is the case with a model.
 #[derive(Debug, Clone, Default)]
-pub struct Status {
+pub struct ModelStatus {
     /// When it goes if no other request comes; `None`: it stays, or is not loaded.
-    pub goes_in: Option<Duration>,
+    pub unloads_in: Option<Duration>,
     /// The memory that is set aside for it.
     pub memory: Placement,
 }
 
 /// A model in use.
-pub struct Held {
+pub struct HeldModel {
     residency: Arc<Residency>,
-    unit: Arc<Unit>,
+    unit: Arc<LoadUnit>,
     /// The model.
-    pub loaded: Arc<Loaded>,
+    pub loaded: Arc<LoadedModel>,
     /// How long the request waited for it to load.
     pub waited: Option<Duration>,
 }
 
-impl Drop for Held {
+impl Drop for HeldModel {
     fn drop(&mut self) {
         self.residency.release(&self.unit);
     }
 }
 
 /// A model that is loaded.
-struct Running {
-    loaded: Arc<Loaded>,
+struct ResidentModel {
+    loaded: Arc<LoadedModel>,
     /// Requests that use it.
     n_held: usize,
     last_used: Instant,
@@ -75,9 +75,9 @@ struct Running {
     retiring: bool,
 }
 
-impl Running {
+impl ResidentModel {
     /// When it goes if no request comes; `None`: never, or requests use it.
-    fn goes_at(&self) -> Option<Instant> {
+    fn unloads_at(&self) -> Option<Instant> {
         match self.keep_alive {
             KeepAlive::For(time) if self.n_held == 0 => self.last_used.checked_add(time),
             KeepAlive::For(_) | KeepAlive::Forever => None,
@@ -86,7 +86,7 @@ impl Running {
 }
 
 /// The phases of a model.
-enum Phase {
+enum ResidencyPhase {
     /// It is not loaded.
     Unloaded,
     /// The server starts with it: requests are refused until it is loaded.
@@ -94,28 +94,28 @@ enum Phase {
     /// It waits for memory, or is being loaded.
     Loading,
     /// It is loaded.
-    Loaded(Running),
+    Loaded(ResidentModel),
     /// It is being unloaded.
     Unloading,
 }
 
 /// A request that waits for a model. Where the model is removed it is dropped.
-type Waiter = oneshot::Sender<Result<Held, ApiError>>;
+type Waiter = oneshot::Sender<Result<HeldModel, ApiError>>;
 
 /// What a request for a model comes to.
-enum Hold {
+enum HoldOutcome {
     /// The model is loaded.
-    Held(Held),
+    Held(HeldModel),
     /// It is to be loaded.
-    Wait(oneshot::Receiver<Result<Held, ApiError>>),
+    Wait(oneshot::Receiver<Result<HeldModel, ApiError>>),
     /// There is no such model any more.
     Removed,
 }
 
 /// What is known of a unit.
-struct Slot {
-    unit: Arc<Unit>,
-    phase: Phase,
+struct ResidencyEntry {
+    unit: Arc<LoadUnit>,
+    phase: ResidencyPhase,
     waiters: Vec<Waiter>,
     /// The memory that is set aside for it.
     memory: Placement,
@@ -123,16 +123,16 @@ struct Slot {
     is_removed: bool,
 }
 
-impl Slot {
+impl ResidencyEntry {
     fn bytes_on(&self, device: &str) -> u64 {
         self.memory.iter().filter(|need| need.device == device).map(|need| need.bytes).sum()
     }
 
-    fn is_going(&self) -> bool {
+    fn is_unloading(&self) -> bool {
         match &self.phase {
-            Phase::Unloading => true,
-            Phase::Loaded(running) => running.retiring,
-            Phase::Unloaded | Phase::Starting | Phase::Loading => false,
+            ResidencyPhase::Unloading => true,
+            ResidencyPhase::Loaded(running) => running.retiring,
+            ResidencyPhase::Unloaded | ResidencyPhase::Starting | ResidencyPhase::Loading => false,
         }
     }
 }
@@ -149,13 +149,13 @@ pub enum StartFailure {
 
 /// Loads and unloads models.
 pub struct Residency {
-    slots: Mutex<BTreeMap<u64, Slot>>,
+    entries: Mutex<BTreeMap<u64, ResidencyEntry>>,
     /// The id of the next unit: none is used twice, as requests may still have a unit that was removed.
     next_id: AtomicU64,
     /// Something changed: a model was loaded, went, or is not used any more.
     changed: Notify,
     /// One load at a time makes room.
-    turn: tokio::sync::Mutex<()>,
+    load_lock: tokio::sync::Mutex<()>,
     /// Most bytes of a device that all models take.
     memory: Option<u64>,
     runtime: Handle,
@@ -164,192 +164,213 @@ pub struct Residency {
 impl Residency {
     /// Models that take at most `memory` bytes of each device. Called within a runtime, which loads and unloads them.
     pub fn new(memory: Option<u64>) -> Arc<Self> {
-        let (changed, turn) = (Notify::new(), tokio::sync::Mutex::new(()));
-        let (slots, next_id) = (Mutex::default(), AtomicU64::new(0));
-        Arc::new(Self { slots, next_id, changed, turn, memory, runtime: Handle::current() })
+        let (changed, load_lock) = (Notify::new(), tokio::sync::Mutex::new(()));
+        let (entries, next_id) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(Self { entries, next_id, changed, load_lock, memory, runtime: Handle::current() })
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<u64, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<u64, ResidencyEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A model that can be loaded from now on.
-    pub fn add(&self, name: &str, source: Box<dyn ModelSource>, resident: bool, keep_alive: KeepAlive) -> Arc<Unit> {
+    pub fn add(
+        &self,
+        name: &str,
+        source: Box<dyn ModelSource>,
+        resident: bool,
+        keep_alive: KeepAlive,
+    ) -> Arc<LoadUnit> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let unit = Arc::new(Unit { id, name: name.to_owned(), source, resident, keep_alive });
-        let phase = if resident { Phase::Starting } else { Phase::Unloaded };
+        let unit = Arc::new(LoadUnit { id, name: name.to_owned(), source, resident, keep_alive });
+        let phase = if resident { ResidencyPhase::Starting } else { ResidencyPhase::Unloaded };
         let (waiters, memory) = (Vec::new(), Vec::new());
-        self.slots().insert(id, Slot { unit: Arc::clone(&unit), phase, waiters, memory, is_removed: false });
+        self.entries()
+            .insert(id, ResidencyEntry { unit: Arc::clone(&unit), phase, waiters, memory, is_removed: false });
         unit
     }
 
     /// The model in use; waits until it is loaded. `None`: it is removed.
-    pub async fn hold(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Option<Held>, ApiError> {
+    pub async fn hold(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<Option<HeldModel>, ApiError> {
         match self.hold_loaded(unit)? {
-            Hold::Held(held) => Ok(Some(held)),
-            Hold::Wait(receiver) => receiver.await.ok().transpose(),
-            Hold::Removed => Ok(None),
+            HoldOutcome::Held(held) => Ok(Some(held)),
+            HoldOutcome::Wait(receiver) => receiver.await.ok().transpose(),
+            HoldOutcome::Removed => Ok(None),
         }
     }
 
     /// The model in use where it is loaded, else a wait for it.
-    fn hold_loaded(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Hold, ApiError> {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id).filter(|slot| !slot.is_removed) else { return Ok(Hold::Removed) };
-        if let Phase::Loaded(running) = &mut slot.phase {
+    fn hold_loaded(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<HoldOutcome, ApiError> {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id).filter(|entry| !entry.is_removed) else {
+            return Ok(HoldOutcome::Removed);
+        };
+        if let ResidencyPhase::Loaded(running) = &mut entry.phase {
             running.retiring |= running.loaded.scheduler.defect().is_some();
             if !running.retiring {
                 running.n_held += 1;
                 running.last_used = Instant::now();
                 let loaded = Arc::clone(&running.loaded);
                 let (residency, unit) = (Arc::clone(self), Arc::clone(unit));
-                return Ok(Hold::Held(Held { residency, unit, loaded, waited: None }));
+                return Ok(HoldOutcome::Held(HeldModel { residency, unit, loaded, waited: None }));
             }
         }
         let (sender, receiver) = oneshot::channel();
-        match &slot.phase {
-            Phase::Starting => {
+        match &entry.phase {
+            ResidencyPhase::Starting => {
                 return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
             }
-            Phase::Unloaded => self.begin_load(slot),
-            Phase::Loaded(running) if running.n_held == 0 => self.begin_unload(slot),
-            Phase::Loaded(_) | Phase::Loading | Phase::Unloading => {}
+            ResidencyPhase::Unloaded => self.begin_load(entry),
+            ResidencyPhase::Loaded(running) if running.n_held == 0 => self.begin_unload(entry),
+            ResidencyPhase::Loaded(_) | ResidencyPhase::Loading | ResidencyPhase::Unloading => {}
         }
         // Those that went away while the model is not loaded would pile up.
-        slot.waiters.retain(|waiter| !waiter.is_closed());
-        slot.waiters.push(sender);
-        Ok(Hold::Wait(receiver))
+        entry.waiters.retain(|waiter| !waiter.is_closed());
+        entry.waiters.push(sender);
+        Ok(HoldOutcome::Wait(receiver))
     }
 
     /// A request does not use the model any more.
-    fn release(self: &Arc<Self>, unit: &Unit) {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
-        if let Phase::Loaded(running) = &mut slot.phase {
+    fn release(self: &Arc<Self>, unit: &LoadUnit) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        if let ResidencyPhase::Loaded(running) = &mut entry.phase {
             running.n_held -= 1;
             running.last_used = Instant::now();
             let is_over = running.retiring || running.keep_alive == KeepAlive::For(Duration::ZERO);
             if running.n_held == 0 && is_over {
-                self.begin_unload(slot);
+                self.begin_unload(entry);
             }
         }
-        drop(slots);
+        drop(entries);
         self.changed.notify_waiters();
     }
 
     /// The model stays loaded for this long after a request from now on.
-    pub fn set_keep_alive(&self, unit: &Unit, keep_alive: KeepAlive) {
-        if let Some(Slot { phase: Phase::Loaded(running), .. }) = self.slots().get_mut(&unit.id) {
+    pub fn set_keep_alive(&self, unit: &LoadUnit, keep_alive: KeepAlive) {
+        if let Some(ResidencyEntry { phase: ResidencyPhase::Loaded(running), .. }) = self.entries().get_mut(&unit.id) {
             running.keep_alive = keep_alive;
         }
         self.changed.notify_waiters();
     }
 
     /// The model goes when the requests that use it are answered.
-    pub fn retire(self: &Arc<Self>, unit: &Unit) {
-        if let Some(slot) = self.slots().get_mut(&unit.id) {
-            self.retire_slot(slot);
+    pub fn retire(self: &Arc<Self>, unit: &LoadUnit) {
+        if let Some(entry) = self.entries().get_mut(&unit.id) {
+            self.retire_entry(entry);
         }
     }
 
-    fn retire_slot(self: &Arc<Self>, slot: &mut Slot) {
-        if let Phase::Loaded(running) = &mut slot.phase {
+    fn retire_entry(self: &Arc<Self>, entry: &mut ResidencyEntry) {
+        if let ResidencyPhase::Loaded(running) = &mut entry.phase {
             running.retiring = true;
             if running.n_held == 0 {
-                self.begin_unload(slot);
+                self.begin_unload(entry);
             }
         }
     }
 
     /// What is the case with the model.
-    pub fn status(&self, unit: &Unit) -> Status {
-        let slots = self.slots();
-        let Some(slot) = slots.get(&unit.id) else { return Status::default() };
-        let goes_in = match &slot.phase {
-            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
-            Phase::Loaded(running) => match running.keep_alive {
+    pub fn status(&self, unit: &LoadUnit) -> ModelStatus {
+        let entries = self.entries();
+        let Some(entry) = entries.get(&unit.id) else { return ModelStatus::default() };
+        let unloads_in = match &entry.phase {
+            ResidencyPhase::Unloaded
+            | ResidencyPhase::Starting
+            | ResidencyPhase::Loading
+            | ResidencyPhase::Unloading => None,
+            ResidencyPhase::Loaded(running) => match running.keep_alive {
                 KeepAlive::Forever => None,
                 KeepAlive::For(time) if running.n_held > 0 => Some(time),
                 KeepAlive::For(time) => Some(time.saturating_sub(running.last_used.elapsed())),
             },
         };
-        Status { goes_in, memory: slot.memory.clone() }
+        ModelStatus { unloads_in, memory: entry.memory.clone() }
     }
 
     /// The model, where it is loaded now. It may go while this is held; its memory is then freed later.
-    pub fn loaded(&self, unit: &Unit) -> Option<Arc<Loaded>> {
-        match &self.slots().get(&unit.id)?.phase {
-            Phase::Loaded(running) => Some(Arc::clone(&running.loaded)),
-            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
+    pub fn loaded(&self, unit: &LoadUnit) -> Option<Arc<LoadedModel>> {
+        match &self.entries().get(&unit.id)?.phase {
+            ResidencyPhase::Loaded(running) => Some(Arc::clone(&running.loaded)),
+            ResidencyPhase::Unloaded
+            | ResidencyPhase::Starting
+            | ResidencyPhase::Loading
+            | ResidencyPhase::Unloading => None,
         }
     }
 
     /// All models that are loaded now.
-    pub fn all_loaded(&self) -> Vec<(Arc<Unit>, Arc<Loaded>)> {
-        let slots = self.slots();
-        let loaded = slots.values().filter_map(|slot| match &slot.phase {
-            Phase::Loaded(running) => Some((Arc::clone(&slot.unit), Arc::clone(&running.loaded))),
-            Phase::Unloaded | Phase::Starting | Phase::Loading | Phase::Unloading => None,
+    pub fn all_loaded(&self) -> Vec<(Arc<LoadUnit>, Arc<LoadedModel>)> {
+        let entries = self.entries();
+        let loaded = entries.values().filter_map(|entry| match &entry.phase {
+            ResidencyPhase::Loaded(running) => Some((Arc::clone(&entry.unit), Arc::clone(&running.loaded))),
+            ResidencyPhase::Unloaded
+            | ResidencyPhase::Starting
+            | ResidencyPhase::Loading
+            | ResidencyPhase::Unloading => None,
         });
         loaded.collect()
     }
 
     /// Whether the models that the server starts with are loaded.
     pub fn has_started(&self) -> bool {
-        !self.slots().values().any(|slot| matches!(slot.phase, Phase::Starting))
+        !self.entries().values().any(|entry| matches!(entry.phase, ResidencyPhase::Starting))
     }
 
     /// Loads the models that the server starts with, one after the other.
     pub async fn start(self: &Arc<Self>) -> Result<(), StartFailure> {
         loop {
-            let next = self.slots().values().find_map(|slot| match &slot.phase {
-                Phase::Starting => Some(Arc::clone(&slot.unit)),
-                Phase::Unloaded | Phase::Loading | Phase::Loaded(_) | Phase::Unloading => None,
+            let next = self.entries().values().find_map(|entry| match &entry.phase {
+                ResidencyPhase::Starting => Some(Arc::clone(&entry.unit)),
+                ResidencyPhase::Unloaded
+                | ResidencyPhase::Loading
+                | ResidencyPhase::Loaded(_)
+                | ResidencyPhase::Unloading => None,
             });
             let Some(unit) = next else { return Ok(()) };
             // What it takes is known before others look for room; a source that cannot say fails when it loads, as does a
             // model without room.
             let placements = placements_of(&unit).await.unwrap_or_default();
-            let placement = self.place(&unit, &placements);
+            let placement = self.reserve_anyway(&unit, &placements);
             let loaded = load_on_thread(&unit, placement).await?;
-            self.is_loaded(&unit, loaded, Duration::ZERO);
+            self.finish_load(&unit, loaded, Duration::ZERO);
         }
     }
 
     /// Sets memory aside for a model that is loaded whether there is room or not.
-    fn place(&self, unit: &Unit, placements: &[Placement]) -> Placement {
-        let mut slots = self.slots();
-        let best = self.best(&slots, unit, placements).ok().flatten().map(|(placement, _)| placement);
+    fn reserve_anyway(&self, unit: &LoadUnit, placements: &[Placement]) -> Placement {
+        let mut entries = self.entries();
+        let best = self.best_placement(&entries, unit, placements).ok().flatten().map(|(placement, _)| placement);
         let placement = best.or(placements.first()).cloned().unwrap_or_default();
-        if let Some(slot) = slots.get_mut(&unit.id) {
-            slot.memory.clone_from(&placement);
+        if let Some(entry) = entries.get_mut(&unit.id) {
+            entry.memory.clone_from(&placement);
         }
         placement
     }
 
-    fn begin_load(self: &Arc<Self>, slot: &mut Slot) {
-        slot.phase = Phase::Loading;
-        self.runtime.spawn(Arc::clone(self).load(Arc::clone(&slot.unit)));
+    fn begin_load(self: &Arc<Self>, entry: &mut ResidencyEntry) {
+        entry.phase = ResidencyPhase::Loading;
+        self.runtime.spawn(Arc::clone(self).load(Arc::clone(&entry.unit)));
     }
 
-    async fn load(self: Arc<Self>, unit: Arc<Unit>) {
+    async fn load(self: Arc<Self>, unit: Arc<LoadUnit>) {
         let begun = Instant::now();
         match self.try_load(&unit).await {
             Ok(loaded) => {
                 tracing::info!("loaded {} in {:.2} s", unit.name, begun.elapsed().as_secs_f64());
-                self.is_loaded(&unit, loaded, begun.elapsed());
+                self.finish_load(&unit, loaded, begun.elapsed());
             }
             Err(error) => {
                 tracing::warn!("{} was not loaded: {}", unit.name, error.message());
-                let mut slots = self.slots();
-                let Some(slot) = slots.get_mut(&unit.id) else { return };
-                slot.phase = Phase::Unloaded;
-                slot.memory.clear();
-                let waiters = std::mem::take(&mut slot.waiters);
-                if slot.is_removed {
-                    slots.remove(&unit.id);
+                let mut entries = self.entries();
+                let Some(entry) = entries.get_mut(&unit.id) else { return };
+                entry.phase = ResidencyPhase::Unloaded;
+                entry.memory.clear();
+                let waiters = std::mem::take(&mut entry.waiters);
+                if entry.is_removed {
+                    entries.remove(&unit.id);
                 }
-                drop(slots);
+                drop(entries);
                 for waiter in waiters {
                     let _ = waiter.send(Err(error.clone()));
                 }
@@ -358,9 +379,9 @@ impl Residency {
         }
     }
 
-    async fn try_load(self: &Arc<Self>, unit: &Arc<Unit>) -> Result<Loaded, ApiError> {
+    async fn try_load(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<LoadedModel, ApiError> {
         let placements = placements_of(unit).await.map_err(|error| not_loaded(unit, &*error))?;
-        let placement = self.make_room(unit, &placements).await?;
+        let placement = self.reserve_memory(unit, &placements).await?;
         load_on_thread(unit, placement).await.map_err(|failure| match failure {
             StartFailure::Load(error) => not_loaded(unit, &*error),
             StartFailure::Thread(error) => not_loaded(unit, &error),
@@ -369,37 +390,41 @@ impl Residency {
     }
 
     /// The model is there: hands it to the requests that waited for it.
-    fn is_loaded(self: &Arc<Self>, unit: &Arc<Unit>, loaded: Loaded, took: Duration) {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
+    fn finish_load(self: &Arc<Self>, unit: &Arc<LoadUnit>, loaded: LoadedModel, took: Duration) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
         let loaded = Arc::new(loaded);
-        let waiters = std::mem::take(&mut slot.waiters);
-        slot.phase = Phase::Loaded(Running {
+        let waiters = std::mem::take(&mut entry.waiters);
+        entry.phase = ResidencyPhase::Loaded(ResidentModel {
             loaded: Arc::clone(&loaded),
             n_held: waiters.len(),
             last_used: Instant::now(),
             keep_alive: unit.keep_alive,
             retiring: false,
         });
-        if slot.is_removed {
-            self.retire_slot(slot);
+        if entry.is_removed {
+            self.retire_entry(entry);
         }
-        drop(slots);
+        drop(entries);
         for waiter in waiters {
             let (residency, unit, loaded) = (Arc::clone(self), Arc::clone(unit), Arc::clone(&loaded));
             // Where the request is gone the model is released at once.
-            drop(waiter.send(Ok(Held { residency, unit, loaded, waited: Some(took) })));
+            drop(waiter.send(Ok(HeldModel { residency, unit, loaded, waited: Some(took) })));
         }
         self.changed.notify_waiters();
     }
 
     /// Frees memory for the model and sets it aside.
-    async fn make_room(self: &Arc<Self>, unit: &Unit, placements: &[Placement]) -> Result<Placement, ApiError> {
-        let _turn = self.turn.lock().await;
+    async fn reserve_memory(
+        self: &Arc<Self>,
+        unit: &LoadUnit,
+        placements: &[Placement],
+    ) -> Result<Placement, ApiError> {
+        let _guard = self.load_lock.lock().await;
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            if let Some(placement) = self.set_aside(unit, placements)? {
+            if let Some(placement) = self.try_reserve(unit, placements)? {
                 return Ok(placement);
             }
             // Either way it looks again.
@@ -409,37 +434,39 @@ impl Residency {
 
     /// Sets memory aside where there is room, and gives the placement; else makes models go. None goes where an error says that
     /// there can be no room.
-    fn set_aside(self: &Arc<Self>, unit: &Unit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
-        let mut slots = self.slots();
-        let Some((placement, room)) = self.best(&slots, unit, placements)? else { return Ok(Some(Placement::new())) };
-        for id in room.to_go {
-            if let Some(slot) = slots.get_mut(&id) {
-                self.retire_slot(slot);
+    fn try_reserve(self: &Arc<Self>, unit: &LoadUnit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
+        let mut entries = self.entries();
+        let Some((placement, plan)) = self.best_placement(&entries, unit, placements)? else {
+            return Ok(Some(Placement::new()));
+        };
+        for id in plan.to_evict {
+            if let Some(entry) = entries.get_mut(&id) {
+                self.retire_entry(entry);
             }
         }
-        if !room.is_free {
+        if !plan.is_free {
             return Ok(None);
         }
-        if let Some(slot) = slots.get_mut(&unit.id) {
-            slot.memory.clone_from(placement);
+        if let Some(entry) = entries.get_mut(&unit.id) {
+            entry.memory.clone_from(placement);
         }
         Ok(Some(placement.clone()))
     }
 
     /// The first placement with room, else the one that gets it at the least cost; an error where none can have room. `None`:
     /// there are no placements.
-    fn best<'p>(
+    fn best_placement<'p>(
         &self,
-        slots: &BTreeMap<u64, Slot>,
-        unit: &Unit,
+        entries: &BTreeMap<u64, ResidencyEntry>,
+        unit: &LoadUnit,
         placements: &'p [Placement],
-    ) -> Result<Option<(&'p Placement, Room)>, ApiError> {
-        let mut best: Option<(&Placement, Room)> = None;
+    ) -> Result<Option<(&'p Placement, EvictionPlan)>, ApiError> {
+        let mut best: Option<(&Placement, EvictionPlan)> = None;
         let mut why = None;
         for placement in placements {
-            match self.room(slots, unit, placement) {
-                Ok(room) if best.as_ref().is_none_or(|(_, known)| room.cost() < known.cost()) => {
-                    best = Some((placement, room));
+            match self.eviction_plan(entries, unit, placement) {
+                Ok(plan) if best.as_ref().is_none_or(|(_, known)| plan.cost() < known.cost()) => {
+                    best = Some((placement, plan));
                 }
                 Ok(_) => {}
                 Err(error) => why = why.or(Some(error)),
@@ -452,46 +479,54 @@ impl Residency {
     }
 
     /// What makes room for the model at the placement; an error where nothing does.
-    fn room(&self, slots: &BTreeMap<u64, Slot>, unit: &Unit, placement: &Placement) -> Result<Room, ApiError> {
-        let mut room = Room { is_free: true, is_enough: true, to_go: BTreeSet::new(), last_used: None };
+    fn eviction_plan(
+        &self,
+        entries: &BTreeMap<u64, ResidencyEntry>,
+        unit: &LoadUnit,
+        placement: &Placement,
+    ) -> Result<EvictionPlan, ApiError> {
+        let mut plan = EvictionPlan { is_free: true, is_enough: true, to_evict: BTreeSet::new(), last_used: None };
         for MemoryNeed { device, bytes, capacity } in placement {
             let Some(capacity) = self.memory.into_iter().chain(*capacity).min() else { continue };
             if *bytes > capacity {
                 return Err(too_large(unit, *bytes, device, capacity));
             }
-            let sum = |counts: &dyn Fn(&Slot) -> bool| -> u64 {
-                slots.values().filter(|slot| counts(slot)).map(|slot| slot.bytes_on(device)).sum()
+            let sum = |counts: &dyn Fn(&ResidencyEntry) -> bool| -> u64 {
+                entries.values().filter(|entry| counts(entry)).map(|entry| entry.bytes_on(device)).sum()
             };
-            if sum(&|slot| slot.unit.resident && !slot.is_going()) + bytes > capacity {
+            if sum(&|entry| entry.unit.resident && !entry.is_unloading()) + bytes > capacity {
                 return Err(no_room(unit, *bytes, device, capacity));
             }
             let lacking = (sum(&|_| true) + bytes).saturating_sub(capacity);
-            room.is_free &= lacking == 0;
-            let going = sum(&|slot| slot.is_going() || room.to_go.contains(&slot.unit.id));
+            plan.is_free &= lacking == 0;
+            let going = sum(&|entry| entry.is_unloading() || plan.to_evict.contains(&entry.unit.id));
             let mut lacking = lacking.saturating_sub(going);
-            let mut may_go: Vec<_> = slots.values().filter_map(|slot| can_go(slot, device)).collect();
-            may_go.retain(|(_, slot)| !room.to_go.contains(&slot.unit.id));
-            may_go.sort_by_key(|(usage, _)| *usage);
-            for (usage, slot) in may_go {
+            let mut candidates: Vec<_> =
+                entries.values().filter_map(|entry| eviction_candidate(entry, device)).collect();
+            candidates.retain(|(_, entry)| !plan.to_evict.contains(&entry.unit.id));
+            candidates.sort_by_key(|(usage, _)| *usage);
+            for (usage, entry) in candidates {
                 if lacking == 0 {
                     break;
                 }
-                lacking = lacking.saturating_sub(slot.bytes_on(device));
-                room.to_go.insert(slot.unit.id);
-                room.last_used = room.last_used.max(Some(usage));
+                lacking = lacking.saturating_sub(entry.bytes_on(device));
+                plan.to_evict.insert(entry.unit.id);
+                plan.last_used = plan.last_used.max(Some(usage));
             }
             // Those that are being loaded go next.
-            room.is_enough &= lacking == 0;
+            plan.is_enough &= lacking == 0;
         }
-        Ok(room)
+        Ok(plan)
     }
 
-    fn begin_unload(self: &Arc<Self>, slot: &mut Slot) {
-        let Phase::Loaded(running) = std::mem::replace(&mut slot.phase, Phase::Unloading) else { return };
-        self.runtime.spawn(Arc::clone(self).unload(Arc::clone(&slot.unit), running.loaded));
+    fn begin_unload(self: &Arc<Self>, entry: &mut ResidencyEntry) {
+        let ResidencyPhase::Loaded(running) = std::mem::replace(&mut entry.phase, ResidencyPhase::Unloading) else {
+            return;
+        };
+        self.runtime.spawn(Arc::clone(self).unload(Arc::clone(&entry.unit), running.loaded));
     }
 
-    async fn unload(self: Arc<Self>, unit: Arc<Unit>, loaded: Arc<Loaded>) {
+    async fn unload(self: Arc<Self>, unit: Arc<LoadUnit>, loaded: Arc<LoadedModel>) {
         loaded.scheduler.shut_down(Duration::ZERO).await;
         // Giving back memory takes a moment.
         let give_back = move || {
@@ -500,17 +535,17 @@ impl Residency {
         };
         let _ = tokio::task::spawn_blocking(give_back).await;
         tracing::info!("unloaded {}", unit.name);
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
-        slot.phase = Phase::Unloaded;
-        slot.memory.clear();
-        slot.waiters.retain(|waiter| !waiter.is_closed());
-        if slot.is_removed {
-            slots.remove(&unit.id);
-        } else if !slot.waiters.is_empty() {
-            self.begin_load(slot);
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        entry.phase = ResidencyPhase::Unloaded;
+        entry.memory.clear();
+        entry.waiters.retain(|waiter| !waiter.is_closed());
+        if entry.is_removed {
+            entries.remove(&unit.id);
+        } else if !entry.waiters.is_empty() {
+            self.begin_load(entry);
         }
-        drop(slots);
+        drop(entries);
         self.changed.notify_waiters();
     }
 
@@ -520,10 +555,10 @@ impl Residency {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
             let mut next = None;
-            for slot in self.slots().values_mut() {
-                let Phase::Loaded(running) = &slot.phase else { continue };
-                match running.goes_at() {
-                    Some(at) if at <= Instant::now() => self.retire_slot(slot),
+            for entry in self.entries().values_mut() {
+                let ResidencyPhase::Loaded(running) = &entry.phase else { continue };
+                match running.unloads_at() {
+                    Some(at) if at <= Instant::now() => self.retire_entry(entry),
                     Some(at) => next = next.into_iter().chain([at]).min(),
                     None => {}
                 }
@@ -544,63 +579,63 @@ impl Residency {
 
     /// Forgets a model that no entry has any more. It goes when the requests that use it are answered; those that wait until
     /// it is loaded again are told that it is removed.
-    pub fn remove(self: &Arc<Self>, unit: &Unit) {
-        let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&unit.id) else { return };
-        slot.is_removed = true;
-        match &slot.phase {
-            Phase::Unloaded => drop(slots.remove(&unit.id)),
-            Phase::Loaded(_) => {
-                slot.waiters.clear();
-                self.retire_slot(slot);
+    pub fn remove(self: &Arc<Self>, unit: &LoadUnit) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&unit.id) else { return };
+        entry.is_removed = true;
+        match &entry.phase {
+            ResidencyPhase::Unloaded => drop(entries.remove(&unit.id)),
+            ResidencyPhase::Loaded(_) => {
+                entry.waiters.clear();
+                self.retire_entry(entry);
             }
-            Phase::Unloading => slot.waiters.clear(),
+            ResidencyPhase::Unloading => entry.waiters.clear(),
             // Those that wait for this load still get it.
-            Phase::Starting | Phase::Loading => {}
+            ResidencyPhase::Starting | ResidencyPhase::Loading => {}
         }
     }
 }
 
 /// Whether requests use a model, and when one did last: those with the least go first.
-type Usage = (bool, Instant);
+type LastUse = (bool, Instant);
 
 /// What makes room for a model at a placement.
-struct Room {
+struct EvictionPlan {
     /// There is room.
     is_free: bool,
     /// There is when all models went that are going or to go.
     is_enough: bool,
     /// Models to go besides those that are going.
-    to_go: BTreeSet<u64>,
+    to_evict: BTreeSet<u64>,
     /// The usage of the one of them that is used most.
-    last_used: Option<Usage>,
+    last_used: Option<LastUse>,
 }
 
-impl Room {
+impl EvictionPlan {
     /// The placement with the least is taken: one with room, one where no more models have to go, the one whose models were
     /// used least recently.
-    fn cost(&self) -> (bool, bool, Option<Usage>) {
+    fn cost(&self) -> (bool, bool, Option<LastUse>) {
         (!self.is_free, !self.is_enough, self.last_used)
     }
 }
 
 /// A model that may go for another on `device`, after its usage.
-fn can_go<'s>(slot: &'s Slot, device: &str) -> Option<(Usage, &'s Slot)> {
-    if slot.unit.resident || slot.bytes_on(device) == 0 {
+fn eviction_candidate<'s>(entry: &'s ResidencyEntry, device: &str) -> Option<(LastUse, &'s ResidencyEntry)> {
+    if entry.unit.resident || entry.bytes_on(device) == 0 {
         return None;
     }
-    let Phase::Loaded(running) = &slot.phase else { return None };
-    (!running.retiring).then_some(((running.n_held > 0, running.last_used), slot))
+    let ResidencyPhase::Loaded(running) = &entry.phase else { return None };
+    (!running.retiring).then_some(((running.n_held > 0, running.last_used), entry))
 }
 
 /// Where the model can be loaded. It may read the file.
-async fn placements_of(unit: &Arc<Unit>) -> Result<Vec<Placement>, SourceError> {
+async fn placements_of(unit: &Arc<LoadUnit>) -> Result<Vec<Placement>, SourceError> {
     let unit = Arc::clone(unit);
     tokio::task::spawn_blocking(move || unit.source.placements()).await.unwrap_or_else(|error| Err(error.into()))
 }
 
 /// Loads the model on a thread of its own.
-async fn load_on_thread(unit: &Arc<Unit>, placement: Placement) -> Result<Loaded, StartFailure> {
+async fn load_on_thread(unit: &Arc<LoadUnit>, placement: Placement) -> Result<LoadedModel, StartFailure> {
     let (sender, receiver) = oneshot::channel();
     let unit = Arc::clone(unit);
     let load = move || drop(sender.send(unit.source.load(&placement)));
@@ -609,11 +644,11 @@ async fn load_on_thread(unit: &Arc<Unit>, placement: Placement) -> Result<Loaded
     receiver.await.map_err(|_| StartFailure::Panicked)?.map_err(StartFailure::Load)
 }
 
-fn not_loaded(unit: &Unit, why: &dyn std::error::Error) -> ApiError {
+fn not_loaded(unit: &LoadUnit, why: &dyn std::error::Error) -> ApiError {
     ApiError::internal(format!("the model {:?} cannot be loaded: {why}", unit.name)).with_code("model_not_loaded")
 }
 
-fn too_large(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
+fn too_large(unit: &LoadUnit, bytes: u64, device: &str, capacity: u64) -> ApiError {
     let message = format!(
         "the model {:?} needs {bytes} bytes of {device}, which has {capacity} for models: choose a smaller one, or a shorter \
          context",
@@ -622,7 +657,7 @@ fn too_large(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
     ApiError::invalid(message).with_code("model_too_large")
 }
 
-fn no_room(unit: &Unit, bytes: u64, device: &str, capacity: u64) -> ApiError {
+fn no_room(unit: &LoadUnit, bytes: u64, device: &str, capacity: u64) -> ApiError {
     let message = format!(
         "the model {:?} needs {bytes} bytes of {device}, which has {capacity} for models, and those that stay loaded leave \
          too few: start the server without one of them",

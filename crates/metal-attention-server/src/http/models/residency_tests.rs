@@ -20,27 +20,27 @@ impl ModelSource for Source {
         Ok(self.1.clone())
     }
 
-    fn load(&self, _: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, _: &Placement) -> Result<LoadedModel, SourceError> {
         let _ = self.0.lock().unwrap().recv();
         let model = Model::built_in()?;
         let engine = EngineOptions { device: Device::Cpu, n_threads: Some(1), ..Default::default() };
         let pass = model.forward_pass(&engine)?;
-        Ok(Loaded::start(model, pass, &SchedulerOptions { n_parallel: 1, ..Default::default() })?)
+        Ok(LoadedModel::start(model, pass, &SchedulerOptions { n_parallel: 1, ..Default::default() })?)
     }
 }
 
 /// A model that loads when `receiver` gets something, or its sender is dropped.
-fn add_gated(residency: &Residency, receiver: Receiver<()>) -> Arc<Unit> {
+fn add_gated(residency: &Residency, receiver: Receiver<()>) -> Arc<LoadUnit> {
     residency.add("a", Box::new(Source(Mutex::new(receiver), Vec::new())), false, KeepAlive::Forever)
 }
 
 /// A model that loads at once.
-fn add(residency: &Residency) -> Arc<Unit> {
+fn add(residency: &Residency) -> Arc<LoadUnit> {
     add_gated(residency, channel().1)
 }
 
-fn n_waiters(residency: &Residency, unit: &Unit) -> usize {
-    residency.slots()[&unit.id].waiters.len()
+fn n_waiters(residency: &Residency, unit: &LoadUnit) -> usize {
+    residency.entries()[&unit.id].waiters.len()
 }
 
 /// Waits until `done`, for ten seconds at most.
@@ -59,7 +59,7 @@ async fn no_id_is_used_twice() {
     residency.remove(&b);
     let c = add(&residency);
     assert_eq!((a.id, b.id, c.id), (0, 1, 2));
-    assert_eq!(residency.slots().keys().copied().collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(residency.entries().keys().copied().collect::<Vec<_>>(), [0, 2]);
     assert!(residency.hold(&b).await.unwrap().is_none());
 }
 
@@ -72,7 +72,7 @@ async fn a_model_in_use_is_removed_when_its_requests_end() {
     assert!(residency.hold(&a).await.unwrap().is_none());
     assert_eq!(residency.all_loaded().len(), 1);
     drop(held);
-    wait_until(|| residency.slots().is_empty()).await;
+    wait_until(|| residency.entries().is_empty()).await;
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn requests_that_wait_are_told_that_the_model_is_removed() {
     residency.remove(&a);
     assert!(!waiting.await.unwrap());
     drop(held);
-    wait_until(|| residency.slots().is_empty()).await;
+    wait_until(|| residency.entries().is_empty()).await;
 }
 
 #[tokio::test]
@@ -113,13 +113,13 @@ async fn requests_that_wait_for_a_load_get_the_model_though_it_is_removed() {
     assert!(residency.hold(&a).await.unwrap().is_none());
     open.send(()).unwrap();
     let held = waiting.await.unwrap();
-    assert!(held.is_some() && residency.slots().len() == 1);
+    assert!(held.is_some() && residency.entries().len() == 1);
     drop(held);
-    wait_until(|| residency.slots().is_empty()).await;
+    wait_until(|| residency.entries().is_empty()).await;
 }
 
 /// A model that takes 50 of the 80 bytes of the first card with room.
-fn add_on_cards(residency: &Residency) -> Arc<Unit> {
+fn add_on_cards(residency: &Residency) -> Arc<LoadUnit> {
     let on = |card: usize| MemoryNeed { device: format!("cuda:{card}"), bytes: 50, capacity: Some(80) };
     let source = Source(Mutex::new(channel().1), vec![vec![on(0)], vec![on(1)]]);
     residency.add("a", Box::new(source), false, KeepAlive::Forever)
@@ -128,7 +128,7 @@ fn add_on_cards(residency: &Residency) -> Arc<Unit> {
 #[tokio::test]
 async fn a_model_that_may_be_on_any_card_takes_the_first_with_room() {
     let residency = Residency::new(None);
-    let card = |unit: &Unit| residency.status(unit).memory.first().map(|need| need.device.clone());
+    let card = |unit: &LoadUnit| residency.status(unit).memory.first().map(|need| need.device.clone());
     let models = [(); 3].map(|()| add_on_cards(&residency));
     let [a, b, c] = &models;
     for unit in [a, b, a] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::card::ModelCard;
 use super::keep_alive::KeepAlive;
-use super::loaded::Loaded;
+use super::loaded::LoadedModel;
 use crate::http::job::sampling::SamplingFields;
 
 /// Why a source failed. The server repeats its text to clients.
@@ -21,7 +21,7 @@ pub trait ModelSource: Send + Sync {
 
     /// Loads the model at one of its [`placements`](Self::placements); an empty one where they are not known. It may be called
     /// again after what it gave was dropped.
-    fn load(&self, placement: &Placement) -> Result<Loaded, SourceError>;
+    fn load(&self, placement: &Placement) -> Result<LoadedModel, SourceError>;
 }
 
 /// The memory that a loaded model takes, of each device once.

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::stream::rfc3339;
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::models::{Capabilities, Entry, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models};
+use crate::http::models::{Capabilities, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models, ServedModel};
 use crate::http::notes::Notes;
 use crate::http::{ApiError, App, apart};
 
@@ -26,12 +26,12 @@ pub fn required(name: Option<String>) -> Result<String, ApiError> {
 }
 
 /// The model that is called `name`, with or without `:latest`.
-pub async fn find(app: &App, name: &str) -> Result<Arc<Entry>, ApiError> {
+pub async fn find(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
     let name = name.to_owned();
     apart(app, move |app| look_up(&app.models, &name)).await
 }
 
-fn look_up(models: &Models, name: &str) -> Result<Arc<Entry>, ApiError> {
+fn look_up(models: &Models, name: &str) -> Result<Arc<ServedModel>, ApiError> {
     models.find(name).map_err(|error| not_found(name, error))
 }
 
@@ -51,7 +51,7 @@ pub async fn lease(
     keep_alive: Option<KeepAlive>,
     notes: &mut Notes,
 ) -> Result<ModelLease, ApiError> {
-    let model = app.lease_found(Some(name), |models, name| look_up(models, name.unwrap_or_default())).await?;
+    let model = app.lease_with(Some(name), |models, name| look_up(models, name.unwrap_or_default())).await?;
     match keep_alive {
         Some(keep_alive) if app.may_manage => model.set_keep_alive(keep_alive),
         Some(_) => notes.ignored("keep_alive"),
@@ -155,7 +155,9 @@ fn modified(app: &App, card: &ModelCard) -> String {
 }
 
 /// The models whose files can be read, with what is known of them.
-fn known(models: impl IntoIterator<Item = Arc<Entry>>) -> impl Iterator<Item = (Arc<Entry>, Arc<ModelCard>)> {
+fn known(
+    models: impl IntoIterator<Item = Arc<ServedModel>>,
+) -> impl Iterator<Item = (Arc<ServedModel>, Arc<ModelCard>)> {
     models.into_iter().filter_map(|entry| match entry.card() {
         Ok(card) => Some((entry, card)),
         Err(error) => {
@@ -170,7 +172,7 @@ fn known(models: impl IntoIterator<Item = Arc<Entry>>) -> impl Iterator<Item = (
     responses((status = 200, description = "The models", body = Tags)))]
 pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> {
     let list = apart(&app, |app| {
-        let tag = |(entry, card): (Arc<Entry>, Arc<ModelCard>)| Tag {
+        let tag = |(entry, card): (Arc<ServedModel>, Arc<ModelCard>)| Tag {
             name: tagged(entry.main_name()),
             model: tagged(entry.main_name()),
             modified_at: modified(app, &card),
@@ -218,7 +220,7 @@ struct Process {
     responses((status = 200, description = "The models", body = Processes)))]
 pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiError> {
     let list = apart(&app, |app| {
-        let process = |(entry, card): (Arc<Entry>, Arc<ModelCard>)| {
+        let process = |(entry, card): (Arc<ServedModel>, Arc<ModelCard>)| {
             let loaded = app.models.loaded(&entry)?;
             let status = app.models.status(&entry);
             let bytes = |of: fn(&str) -> bool| -> u64 {
@@ -233,7 +235,7 @@ pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiErro
                 details: Details::of(&card),
                 digest: card.digest.clone(),
                 expires_at: rfc3339(
-                    Timestamp::now().saturating_add(status.goes_in.unwrap_or(FOREVER)).unwrap_or_default(),
+                    Timestamp::now().saturating_add(status.unloads_in.unwrap_or(FOREVER)).unwrap_or_default(),
                 ),
                 size_vram: bytes(|device| !device.starts_with("cpu")),
                 context_length: loaded.n_ctx,
@@ -312,7 +314,7 @@ pub async fn show(State(app): State<App>, request: Json<ShowRequest>) -> Result<
 }
 
 impl Show {
-    fn of(app: &App, entry: &Entry, card: &ModelCard) -> Self {
+    fn of(app: &App, entry: &ServedModel, card: &ModelCard) -> Self {
         let parameters = parameters(&entry.defaults);
         let from = [format!("FROM {}", entry.main_name())];
         let lines = parameters.iter().map(|(name, value)| format!("PARAMETER {name} {value}"));

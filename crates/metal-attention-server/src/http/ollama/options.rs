@@ -13,7 +13,7 @@ use crate::http::ApiError;
 use crate::http::body::Object;
 use crate::http::job::sampling::SamplingFields;
 use crate::http::job::stop::Stop;
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
@@ -91,7 +91,7 @@ impl OllamaOptions {
     }
 
     /// Notes a context that is larger than the one of `model`. A smaller one leaves nothing out.
-    pub fn note_context(&self, model: &Loaded, notes: &mut Notes) {
+    pub fn note_context(&self, model: &LoadedModel, notes: &mut Notes) {
         if self.n_ctx.is_some_and(|n| n > model.n_ctx as i64) {
             notes.ignored("num_ctx");
         }

@@ -21,7 +21,7 @@ use crate::http::job::form::{self, FormFields, RequestedForm};
 use crate::http::job::generation::{GenerationSettings, MAX_TOP_LOGPROBS, check};
 use crate::http::job::prompt::PromptInput;
 use crate::http::job::sampling::SamplingFields;
-use crate::http::models::{Loaded, ModelLease};
+use crate::http::models::{LoadedModel, ModelLease};
 use crate::http::notes::Notes;
 use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, ids, now, openapi, prepare};
@@ -201,7 +201,7 @@ impl CompletionRequest {
 
 impl CompletionFields {
     /// The token ids of each prompt, that ask for what is before the suffix where there is one.
-    fn prompts(&self, model: &Loaded) -> Result<Vec<Arc<[u32]>>, ApiError> {
+    fn prompts(&self, model: &LoadedModel) -> Result<Vec<Arc<[u32]>>, ApiError> {
         let Some(suffix) = self.suffix.as_ref().filter(|suffix| !suffix.is_empty()) else {
             return self.prompt.encode(model, "prompt");
         };

@@ -14,7 +14,7 @@ use super::embeddings::EmbeddingsUsage;
 use super::unsupported::{self, Endpoint};
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::limits::{MAX_DOCUMENTS, MAX_IDS};
-use crate::http::models::Loaded;
+use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 use crate::http::request_line::RequestLine;
 use crate::http::{ApiError, App, in_time, prepare};
@@ -134,7 +134,7 @@ struct Pending {
 
 impl RerankRequest {
     /// Submits a text for each document. Tokenising takes time: not to be called on a thread that serves others.
-    fn submit(&self, model: &Loaded, client: Client) -> Result<Pending, ApiError> {
+    fn submit(&self, model: &LoadedModel, client: Client) -> Result<Pending, ApiError> {
         let reranker = model.reranker()?;
         let Documents(documents) = &self.documents;
         if documents.is_empty() {
@@ -157,7 +157,7 @@ impl RerankRequest {
     }
 
     /// The query with each document. The query is repeated for all of them, so it ends at the first that has no room.
-    fn encode(&self, model: &Loaded, reranker: &Reranker) -> Result<Vec<Vec<u32>>, ApiError> {
+    fn encode(&self, model: &LoadedModel, reranker: &Reranker) -> Result<Vec<Vec<u32>>, ApiError> {
         model.check_length(&self.query, "query")?;
         let mut n_tokens = 0;
         let mut texts = Vec::with_capacity(self.documents.0.len());
