@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::body::Bodies;
+use super::body::BodyBudget;
 use super::connections::Connections;
 use super::metrics::HttpMetrics;
 use super::models::{ModelLease, Models, ModelsOptions, ServedModel};
-use super::work::Work;
-use super::{ApiError, HttpOptions, apart, in_time};
+use super::work::WorkLimiter;
+use super::{ApiError, HttpOptions, run_blocking, within_timeout};
 
 /// What all requests share; clones are the same.
 #[derive(Clone)]
-pub struct App(Arc<Parts>);
+pub struct App(Arc<AppState>);
 
 /// The parts of an [`App`].
-pub struct Parts {
+pub struct AppState {
     /// How the server is set up.
     pub options: HttpOptions,
     /// What was counted.
@@ -25,9 +25,9 @@ pub struct Parts {
     /// Those that are open.
     pub connections: Arc<Connections>,
     /// The bodies of the requests that are read or worked on.
-    pub bodies: Arc<Bodies>,
+    pub bodies: Arc<BodyBudget>,
     /// Shares out the threads that may block.
-    pub work: Work,
+    pub work: WorkLimiter,
     /// Taken as long as there is a copy of a slot's text.
     pub slot_copy: Arc<tokio::sync::Mutex<()>>,
     /// When the server started, in seconds since 1970.
@@ -41,9 +41,9 @@ pub struct Parts {
 }
 
 impl Deref for App {
-    type Target = Parts;
+    type Target = AppState;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &AppState {
         &self.0
     }
 }
@@ -53,10 +53,10 @@ impl App {
     /// the loopback and nowhere else.
     pub fn new(options: HttpOptions, models: ModelsOptions, on_loopback: bool) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self(Arc::new(Parts {
+        Self(Arc::new(AppState {
             connections: Arc::new(Connections::new(options.max_connections, options.connections_of_one())),
-            bodies: Bodies::new(options.max_bodies, options.max_body),
-            work: Work::default(),
+            bodies: BodyBudget::new(options.max_bodies, options.max_body),
+            work: WorkLimiter::default(),
             slot_copy: Arc::default(),
             may_manage: may_manage(&options, on_loopback),
             options,
@@ -85,7 +85,7 @@ impl App {
             }
             Err(self.models.unknown(name.unwrap_or_default()))
         };
-        in_time(self, lease).await
+        within_timeout(self, lease).await
     }
 
     async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<ServedModel>, ApiError> {
@@ -94,7 +94,7 @@ impl App {
         }
         // It may look through folders.
         let name = name.map(str::to_owned);
-        apart(self, move |app| look_up(&app.models, name.as_deref())).await
+        run_blocking(self, move |app| look_up(&app.models, name.as_deref())).await
     }
 }
 
@@ -104,7 +104,7 @@ const LOOK_UPS: usize = 2;
 /// Finds the model of a request by the name that it has for it.
 pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<ServedModel>, ApiError>;
 
-impl Parts {
+impl AppState {
     /// From now on `/ready` says that the server ends.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
@@ -157,12 +157,12 @@ fn may_manage(options: &HttpOptions, on_loopback: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::Keys;
+    use crate::http::ApiKeys;
 
     #[test]
     fn models_are_changed_on_the_loopback_or_with_a_key() {
         let may = |on_loopback, allow_manage, key: &str, cors: Option<&'static str>| {
-            let keys = Keys::new(Some(key.to_owned()).filter(|key| !key.is_empty())).unwrap();
+            let keys = ApiKeys::new(Some(key.to_owned()).filter(|key| !key.is_empty())).unwrap();
             let cors_origin = cors.map(axum::http::HeaderValue::from_static);
             may_manage(&HttpOptions { keys, allow_manage, cors_origin, ..Default::default() }, on_loopback)
         };

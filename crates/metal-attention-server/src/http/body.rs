@@ -19,15 +19,15 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IntoDeserial
 use serde::forward_to_deserialize_any;
 use serde_json::value::RawValue;
 
-use super::connections::Connection;
+use super::connections::ClientConnection;
 use super::dialect::Dialect;
 use super::limits::{self, MAX_FIELDS};
 use super::peer::Peer;
-use super::work::Weight;
+use super::work::WorkSize;
 use super::{ApiError, App, HttpOptions};
 
 /// Bytes of a body that count for nothing: connections are few enough for so many each.
-const FREE: usize = 64 << 10;
+const FREE_BYTES: usize = 64 << 10;
 
 /// A type that a JSON object describes.
 pub trait FromJson: Sized {
@@ -161,8 +161,8 @@ pub struct Json<T> {
     /// Who asks.
     pub peer: Peer,
     /// How much work it is.
-    pub weight: Weight,
-    _held: Held,
+    pub work_size: WorkSize,
+    _held: BodyReservation,
 }
 
 impl<T> Deref for Json<T> {
@@ -179,8 +179,8 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         check_content_type(request.headers(), Dialect::of_path(request.uri().path()))?;
         let peer = *request.extensions().get::<Peer>().ok_or_else(|| ApiError::internal("a request of nobody"))?;
-        let connection = request.extensions().get::<Arc<Connection>>().cloned();
-        let mut held = app.bodies.hold(peer);
+        let connection = request.extensions().get::<Arc<ClientConnection>>().cloned();
+        let mut held = app.bodies.reserve(peer);
         if let Some(connection) = &connection {
             connection.waits_for_body();
         }
@@ -192,10 +192,10 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
         let parse = move || {
             let object = Object::split(&body)?;
             let schema_values = limits::check(&object)?;
-            let weight = Weight::new(n, schema_values);
-            Ok(Self { request: T::from_json(&object)?, peer, weight, _held: held })
+            let work_size = WorkSize::new(n, schema_values);
+            Ok(Self { request: T::from_json(&object)?, peer, work_size, _held: held })
         };
-        app.work.run(peer, Weight::new(n, 0), parse).await
+        app.work.run(peer, WorkSize::new(n, 0), parse).await
     }
 }
 
@@ -245,7 +245,7 @@ fn is_from_page(headers: &HeaderMap) -> bool {
 }
 
 /// The whole body: within `read_timeout`, not longer than `max_body`, and as long as `held` may grow.
-async fn read(body: Body, options: &HttpOptions, held: &mut Held) -> Result<Vec<u8>, ApiError> {
+async fn read(body: Body, options: &HttpOptions, held: &mut BodyReservation) -> Result<Vec<u8>, ApiError> {
     let most = options.max_body;
     if body.size_hint().lower() > most as u64 {
         return Err(ApiError::too_large(most));
@@ -269,7 +269,7 @@ async fn read(body: Body, options: &HttpOptions, held: &mut Held) -> Result<Vec<
 }
 
 /// The bodies of all requests that are being read or worked on.
-pub struct Bodies {
+pub struct BodyBudget {
     /// Most bytes of all of them.
     all: usize,
     /// Most bytes of one client's.
@@ -277,15 +277,15 @@ pub struct Bodies {
     held: Mutex<HashMap<Peer, usize>>,
 }
 
-impl Bodies {
+impl BodyBudget {
     /// At most `all` bytes, and of one client half of that. A single body of `max_body` has room in any case.
     pub fn new(all: usize, max_body: usize) -> Arc<Self> {
         Arc::new(Self { all: all.max(max_body), each: (all / 2).max(max_body), held: Mutex::default() })
     }
 
     /// A body of `peer`, of which nothing has arrived yet.
-    fn hold(self: &Arc<Self>, peer: Peer) -> Held {
-        Held { bodies: Arc::clone(self), peer, bytes: 0 }
+    fn reserve(self: &Arc<Self>, peer: Peer) -> BodyReservation {
+        BodyReservation { bodies: Arc::clone(self), peer, bytes: 0 }
     }
 
     /// Bytes that are held now.
@@ -299,21 +299,21 @@ impl Bodies {
 }
 
 /// A body's part of what may be held, released on drop.
-struct Held {
-    bodies: Arc<Bodies>,
+struct BodyReservation {
+    bodies: Arc<BodyBudget>,
     peer: Peer,
     /// Bytes that count.
     bytes: usize,
 }
 
-impl Held {
+impl BodyReservation {
     /// The body has `len` bytes by now. An error where there is no room for them.
     fn grow(&mut self, len: usize) -> Result<(), ApiError> {
-        let more = len.saturating_sub(FREE).saturating_sub(self.bytes);
+        let more = len.saturating_sub(FREE_BYTES).saturating_sub(self.bytes);
         if more == 0 {
             return Ok(());
         }
-        let Bodies { all, each, .. } = *self.bodies;
+        let BodyBudget { all, each, .. } = *self.bodies;
         let mut held = self.bodies.held();
         let of_all: usize = held.values().sum();
         let of_peer = held.get(&self.peer).copied().unwrap_or(0);
@@ -326,7 +326,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BodyReservation {
     fn drop(&mut self) {
         if self.bytes == 0 {
             return;
@@ -407,20 +407,20 @@ mod tests {
     #[test]
     fn bodies_share_one_budget() {
         let peer = |n: u8| Peer::at([10, 0, 0, n].into());
-        let bodies = Bodies::new(1000, 100);
-        let hold = |n: u8, len: usize| {
-            let mut held = bodies.hold(peer(n));
-            held.grow(FREE + len / 2).and_then(|()| held.grow(FREE + len)).map(|()| held)
+        let bodies = BodyBudget::new(1000, 100);
+        let reserve = |n: u8, len: usize| {
+            let mut held = bodies.reserve(peer(n));
+            held.grow(FREE_BYTES + len / 2).and_then(|()| held.grow(FREE_BYTES + len)).map(|()| held)
         };
-        let (one, two) = (hold(1, 400).unwrap(), hold(1, 100).unwrap());
-        assert!(hold(1, 1).is_err(), "one client has half");
-        let other = hold(2, 450).unwrap();
-        assert!(hold(3, 51).is_err(), "there is no more than all");
-        assert!(hold(3, 50).is_ok() && hold(1, 0).is_ok());
+        let (one, two) = (reserve(1, 400).unwrap(), reserve(1, 100).unwrap());
+        assert!(reserve(1, 1).is_err(), "one client has half");
+        let other = reserve(2, 450).unwrap();
+        assert!(reserve(3, 51).is_err(), "there is no more than all");
+        assert!(reserve(3, 50).is_ok() && reserve(1, 0).is_ok());
         drop((one, other));
-        assert!(hold(2, 500).is_ok());
+        assert!(reserve(2, 500).is_ok());
         drop(two);
         assert!(bodies.held().is_empty());
-        assert!(Bodies::new(10, 1000).hold(peer(1)).grow(FREE + 1000).is_ok(), "one body has room");
+        assert!(BodyBudget::new(10, 1000).reserve(peer(1)).grow(FREE_BYTES + 1000).is_ok(), "one body has room");
     }
 }

@@ -13,12 +13,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use super::connections::Connection;
+use super::connections::ClientConnection;
 
 /// A connection whose writes fail where the client takes nothing for too long.
 pub struct ClientStream {
     stream: TcpStream,
-    connection: Arc<Connection>,
+    connection: Arc<ClientConnection>,
     timeout: Duration,
     /// Runs while the client takes nothing.
     limit: Option<Pin<Box<Sleep>>>,
@@ -26,7 +26,7 @@ pub struct ClientStream {
 
 impl ClientStream {
     /// The client of `stream` may take nothing for `timeout`.
-    pub fn new(stream: TcpStream, connection: Arc<Connection>, timeout: Duration) -> Self {
+    pub fn new(stream: TcpStream, connection: Arc<ClientConnection>, timeout: Duration) -> Self {
         Self { stream, connection, timeout, limit: None }
     }
 
@@ -86,12 +86,12 @@ impl AsyncWrite for ClientStream {
 /// An answer's body, at whose end its connection waits for the next request.
 pub struct AnswerBody {
     body: Body,
-    connection: Arc<Connection>,
+    connection: Arc<ClientConnection>,
 }
 
 impl AnswerBody {
     /// `body`, sent over `connection`.
-    pub fn new(body: Body, connection: Arc<Connection>) -> Self {
+    pub fn new(body: Body, connection: Arc<ClientConnection>) -> Self {
         Self { body, connection }
     }
 }

@@ -10,7 +10,7 @@ use metal_attention::scheduler::{RequestError, SubmitError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::connections::Full;
+use super::connections::ExceededLimit;
 
 /// Why a request failed.
 #[derive(Debug, Clone, PartialEq)]
@@ -125,14 +125,14 @@ impl ApiError {
     }
 
     /// 429 or 503: the connection has an extra place only.
-    pub fn full(full: Full) -> Self {
+    pub fn too_many_connections(limit: ExceededLimit) -> Self {
         let code = Some("too_many_connections");
-        match full {
-            Full::Address => {
+        match limit {
+            ExceededLimit::Address => {
                 let message = "this address has as many connections as one may have (--max-connections-per-address)";
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code, message)
             }
-            Full::Server => {
+            ExceededLimit::Server => {
                 let message = "the server has as many connections as it may have (--max-connections): try again later";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code, message)
             }

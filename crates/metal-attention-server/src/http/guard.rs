@@ -13,9 +13,9 @@ use axum::response::{IntoResponse, Response};
 use metal_attention::scheduler::Client;
 use tracing::Instrument;
 
-use super::connections::Connection;
+use super::connections::ClientConnection;
 use super::dialect::Dialect;
-use super::options::Keys;
+use super::options::ApiKeys;
 use super::request_line::RequestLine;
 use super::{ApiError, App, ids};
 
@@ -41,9 +41,9 @@ pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Re
     // A path that no route has may be anything: it is neither logged nor counted by its name.
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let span = tracing::info_span!("request", id, method = %method_name(request.method()), route);
-    let watches = WATCHED_PATHS.contains(&route.as_str());
+    let is_monitoring = MONITORING_PATHS.contains(&route.as_str());
     let dialect = Dialect::of_path(request.uri().path());
-    let line = RequestLine::new(id.clone(), method_name(request.method()), &route, watches);
+    let line = RequestLine::new(id.clone(), method_name(request.method()), &route, is_monitoring);
     let mut response = Arc::clone(&line).scope(next.run(request).instrument(span)).await;
     let status = response.status();
     line.status(status.as_u16());
@@ -65,20 +65,21 @@ pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Re
 
 /// Where a connection has an extra place only, answers those that watch over the server, and tells others to come back.
 /// Then the place is for the next.
-pub async fn check_room(request: Request, next: Next) -> Response {
-    let full = request.extensions().get::<Arc<Connection>>().and_then(|connection| connection.full);
-    let Some(full) = full else { return next.run(request).await };
-    let mut response = if WATCHED_PATHS.contains(&request.uri().path()) {
+pub async fn check_connection_limit(request: Request, next: Next) -> Response {
+    let exceeded_limit =
+        request.extensions().get::<Arc<ClientConnection>>().and_then(|connection| connection.exceeded_limit);
+    let Some(exceeded_limit) = exceeded_limit else { return next.run(request).await };
+    let mut response = if MONITORING_PATHS.contains(&request.uri().path()) {
         next.run(request).await
     } else {
-        ApiError::full(full).into_response()
+        ApiError::too_many_connections(exceeded_limit).into_response()
     };
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
 /// Paths that are answered however many connections there are.
-const WATCHED_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/metrics"];
+const MONITORING_PATHS: [&str; 4] = ["/health", "/v1/health", "/ready", "/metrics"];
 
 /// A method of the standard; others may be anything.
 fn method_name(method: &Method) -> &str {
@@ -130,7 +131,7 @@ pub async fn check_key(State(app): State<App>, mut request: Request, next: Next)
 
 /// The number of the key that a request shows, else why it is refused. Clients of Anthropic's interface may send two
 /// headers, of which one is a placeholder.
-fn key_number(headers: &HeaderMap, keys: &Keys) -> Result<usize, &'static str> {
+fn key_number(headers: &HeaderMap, keys: &ApiKeys) -> Result<usize, &'static str> {
     let header = |name: HeaderName| headers.get(name).map(HeaderValue::as_bytes);
     let given = [header(AUTHORIZATION).and_then(bearer), header(API_KEY).map(<[u8]>::trim_ascii)];
     match given.into_iter().flatten().map(|key| keys.number(key)).reduce(Option::or) {
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn keys_come_in_two_headers() {
-        let keys = Keys::new(["one".to_owned(), "two".to_owned()]).unwrap();
+        let keys = ApiKeys::new(["one".to_owned(), "two".to_owned()]).unwrap();
         let number = |headers: &[(HeaderName, &'static str)]| {
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
             key_number(&headers.collect(), &keys)

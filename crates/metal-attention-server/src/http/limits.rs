@@ -51,11 +51,11 @@ struct Limit {
     field: &'static str,
     values: usize,
     bytes: usize,
-    work: Work,
+    work: WorkCost,
 }
 
 /// What of a field is work besides reading it.
-enum Work {
+enum WorkCost {
     /// Nothing.
     Nothing,
     /// Each value: it is part of a schema, which takes far longer to follow than to read.
@@ -65,15 +65,15 @@ enum Work {
 }
 
 const fn limit(field: &'static str, values: usize, bytes: usize) -> Limit {
-    Limit { field, values, bytes, work: Work::Nothing }
+    Limit { field, values, bytes, work: WorkCost::Nothing }
 }
 
 const fn schema(field: &'static str, bytes: usize) -> Limit {
-    Limit { field, values: 8 << 10, bytes, work: Work::Values }
+    Limit { field, values: 8 << 10, bytes, work: WorkCost::Values }
 }
 
 const fn grammar(field: &'static str, values: usize, bytes: usize) -> Limit {
-    Limit { field, values, bytes, work: Work::Bytes }
+    Limit { field, values, bytes, work: WorkCost::Bytes }
 }
 
 /// Fields that may hold more or less than [`OTHERS`].
@@ -113,30 +113,30 @@ pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
     let mut schema_values = 0;
     for (field, value) in object.fields() {
         let limit = LIMITS.iter().find(|limit| limit.field == field).unwrap_or(&OTHERS);
-        let mut count = Count { limit, values: 0, bytes: 0, exceeded: None };
-        let read = Counted { count: &mut count, depth: 1 }.deserialize(value);
+        let mut count = FieldCount { limit, values: 0, bytes: 0, exceeded: None };
+        let read = ValueCounter { count: &mut count, depth: 1 }.deserialize(value);
         if let Some(what) = count.exceeded {
             return Err(ApiError::field(field, format!("{field} {what}")));
         }
         read.map_err(|error| ApiError::invalid(format!("the body is no JSON: in {field}, {error}")))?;
         schema_values += match limit.work {
-            Work::Nothing => 0,
-            Work::Values => count.values,
-            Work::Bytes => count.values + count.bytes,
+            WorkCost::Nothing => 0,
+            WorkCost::Values => count.values,
+            WorkCost::Bytes => count.values + count.bytes,
         };
     }
     Ok(schema_values)
 }
 
 /// What a field holds so far.
-struct Count {
+struct FieldCount {
     limit: &'static Limit,
     values: usize,
     bytes: usize,
     exceeded: Option<String>,
 }
 
-impl Count {
+impl FieldCount {
     fn add<E: Error>(&mut self, values: usize, bytes: usize) -> Result<(), E> {
         self.values += values;
         self.bytes += bytes;
@@ -157,12 +157,12 @@ impl Count {
 }
 
 /// Counts a value, which is `depth` deep in its field.
-struct Counted<'a> {
-    count: &'a mut Count,
+struct ValueCounter<'a> {
+    count: &'a mut FieldCount,
     depth: usize,
 }
 
-impl Counted<'_> {
+impl ValueCounter<'_> {
     /// Counts a list or an object.
     fn enter<E: Error>(&mut self) -> Result<(), E> {
         if self.depth > MAX_DEPTH {
@@ -172,12 +172,12 @@ impl Counted<'_> {
         self.count.add(1, 0)
     }
 
-    fn inner(&mut self) -> Counted<'_> {
-        Counted { count: self.count, depth: self.depth + 1 }
+    fn inner(&mut self) -> ValueCounter<'_> {
+        ValueCounter { count: self.count, depth: self.depth + 1 }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Counted<'_> {
+impl<'de> DeserializeSeed<'de> for ValueCounter<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -185,7 +185,7 @@ impl<'de> DeserializeSeed<'de> for Counted<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Counted<'_> {
+impl<'de> Visitor<'de> for ValueCounter<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -224,7 +224,7 @@ impl<'de> Visitor<'de> for Counted<'_> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         self.enter()?;
-        while let Some(()) = map.next_key_seed(Name { count: self.count })? {
+        while let Some(()) = map.next_key_seed(NameCounter { count: self.count })? {
             map.next_value_seed(self.inner())?;
         }
         Ok(())
@@ -232,11 +232,11 @@ impl<'de> Visitor<'de> for Counted<'_> {
 }
 
 /// Counts the name of a field.
-struct Name<'a> {
-    count: &'a mut Count,
+struct NameCounter<'a> {
+    count: &'a mut FieldCount,
 }
 
-impl<'de> DeserializeSeed<'de> for Name<'_> {
+impl<'de> DeserializeSeed<'de> for NameCounter<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -244,7 +244,7 @@ impl<'de> DeserializeSeed<'de> for Name<'_> {
     }
 }
 
-impl Visitor<'_> for Name<'_> {
+impl Visitor<'_> for NameCounter<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

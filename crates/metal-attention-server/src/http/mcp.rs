@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::body::{FromJson, Json, Object};
-use super::{ApiError, App, guard, in_time};
+use super::{ApiError, App, guard, within_timeout};
 
 /// The header in which a browser says whether a page of another site sends the request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -118,7 +118,7 @@ fn is_origin_of(origin: &str, host: &str) -> bool {
 
 /// The tools of all servers.
 #[derive(Serialize)]
-struct ToolList {
+struct PageToolList {
     tools: Vec<PageTool>,
     /// Servers that could not be started, and tools that are left out.
     problems: Vec<Problem>,
@@ -147,11 +147,11 @@ struct Problem {
 async fn list(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
     let toolbox = Arc::clone(&tools.toolbox);
-    let work = move |cancelled: Cancelled<'_>| ToolList::new(&toolbox, toolbox.connect(cancelled));
-    in_time(&app, on_thread(&tools.lists, work)).await.map(axum::Json)
+    let work = move |cancelled: Cancelled<'_>| PageToolList::new(&toolbox, toolbox.connect(cancelled));
+    within_timeout(&app, on_thread(&tools.lists, work)).await.map(axum::Json)
 }
 
-impl ToolList {
+impl PageToolList {
     /// The tools of `reports`, each with whether `toolbox` allows it, for which a file may be read.
     fn new(toolbox: &Toolbox, reports: Vec<ServerReport>) -> Self {
         let tool = |offered: OfferedTool| PageTool {
@@ -175,7 +175,7 @@ impl ToolList {
 
 /// A call of a tool.
 #[derive(Debug, Deserialize)]
-struct Call {
+struct ToolCallRequest {
     /// The server.
     server: String,
     /// The tool's name there.
@@ -187,7 +187,7 @@ struct Call {
     consent: Option<Consent>,
 }
 
-impl FromJson for Call {
+impl FromJson for ToolCallRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         object.parse()
     }
@@ -202,16 +202,16 @@ struct CallResult {
     is_error: bool,
 }
 
-async fn call(State(app): State<App>, request: Json<Call>) -> Result<impl IntoResponse, ApiError> {
+async fn call(State(app): State<App>, request: Json<ToolCallRequest>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
-    let Call { server, tool, arguments, consent } = &*request;
+    let ToolCallRequest { server, tool, arguments, consent } = &*request;
     let Some(semaphore) = tools.calls.get(server) else {
         return Err(ApiError::not_found("server_not_found", format!("no MCP server {server:?} is configured")));
     };
     let toolbox = Arc::clone(&tools.toolbox);
     let (server, tool, arguments, consent) = (server.clone(), tool.clone(), arguments.clone(), *consent);
     let work = move |cancelled: Cancelled<'_>| toolbox.call(&server, &tool, &arguments, consent, cancelled);
-    let result = match in_time(&app, on_thread(semaphore, work)).await? {
+    let result = match within_timeout(&app, on_thread(semaphore, work)).await? {
         Ok(result) => CallResult { text: result.for_model(), is_error: result.is_error },
         Err(error @ (McpError::NoServer { .. } | McpError::NoTool { .. })) => {
             return Err(ApiError::not_found("tool_not_found", error.to_string()));

@@ -24,20 +24,20 @@ pub struct HttpMetrics {
     /// Answers by route and status.
     answers: Mutex<BTreeMap<(String, u16), u64>>,
     /// From a request's head to the head of its answer.
-    answer_time: Times,
+    answer_time: TimeHistogram,
     /// From the submission of a request to its first token.
-    first_token: Times,
+    first_token: TimeHistogram,
 }
 
 /// A histogram of times.
 #[derive(Default)]
-struct Times {
+struct TimeHistogram {
     /// One more than [`SECONDS`]; not cumulated.
     buckets: [AtomicU64; SECONDS.len() + 1],
     microseconds: AtomicU64,
 }
 
-impl Times {
+impl TimeHistogram {
     fn add(&self, time: Duration) {
         let seconds = time.as_secs_f64();
         let bucket = SECONDS.iter().position(|&bound| seconds <= bound).unwrap_or(SECONDS.len());
@@ -113,14 +113,14 @@ pub(super) fn escaped(text: &str) -> String {
 }
 
 /// Lines of Prometheus' format.
-pub(super) struct Lines {
+pub(super) struct MetricLines {
     /// What all names begin with.
     prefix: &'static str,
     /// The lines so far.
     pub(super) text: String,
 }
 
-impl Lines {
+impl MetricLines {
     pub(super) fn new(prefix: &'static str) -> Self {
         Self { prefix, text: String::new() }
     }
@@ -165,7 +165,7 @@ impl Lines {
         self.value(&format!("{name}_count"), &labels(""), total);
     }
 
-    fn times(&mut self, name: &str, help: &str, times: &Times) {
+    fn times(&mut self, name: &str, help: &str, times: &TimeHistogram) {
         let buckets: Vec<u64> = times.buckets.iter().map(|n| n.load(Ordering::Relaxed)).collect();
         let seconds = times.microseconds.load(Ordering::Relaxed) as f64 / 1e6;
         self.head(name, "histogram", help);
@@ -175,11 +175,11 @@ impl Lines {
 }
 
 fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, models: &[ModelMetrics]) -> String {
-    let mut lines = Lines::new("metal_attention_");
+    let mut lines = MetricLines::new("metal_attention_");
     lines.one("connections", "gauge", "Connections that are open now.", connections.len());
-    let (given_up, refused) = connections.turned_away();
+    let (evicted, refused) = connections.evicted_and_refused();
     let help = "Connections that were closed while they waited for their clients, because others needed the room.";
-    lines.one("connections_given_up_total", "counter", help, given_up);
+    lines.one("connections_given_up_total", "counter", help, evicted);
     let help = "Connections for which there was no room, or an extra place only.";
     lines.one("connections_refused_total", "counter", help, refused);
     lines.one(
@@ -207,9 +207,9 @@ fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, mode
 }
 
 /// A number of a scheduler, with its name and what it is.
-type Number = (&'static str, &'static str, fn(&Metrics) -> u64);
+type MetricColumn = (&'static str, &'static str, fn(&Metrics) -> u64);
 
-const COUNTERS: [Number; 8] = [
+const COUNTERS: [MetricColumn; 8] = [
     ("prompt_tokens_total", "Prompt tokens that were evaluated.", |m| m.prompt_tokens),
     ("cached_prompt_tokens_total", "Prompt tokens that were in the KV cache already.", |m| m.cached_tokens),
     ("generated_tokens_total", "Tokens that were generated.", |m| m.generated_tokens),
@@ -220,7 +220,7 @@ const COUNTERS: [Number; 8] = [
     ("prefix_store_tokens_total", "Prompt tokens that came back from there.", |m| m.stored.tokens),
 ];
 
-const GAUGES: [Number; 12] = [
+const GAUGES: [MetricColumn; 12] = [
     ("requests_running", "Requests that are running now.", |m| m.running as u64),
     ("requests_waiting", "Requests that wait now.", |m| m.waiting as u64),
     ("kv_cache_pages_used", "Pages of the KV cache that hold something.", |m| m.pages_used as u64),
@@ -237,7 +237,7 @@ const GAUGES: [Number; 12] = [
     ("prefix_store_disk_bytes", "Bytes of the disk that they take.", |m| m.stored.disk_bytes),
 ];
 
-fn render_schedulers(lines: &mut Lines, models: &[ModelMetrics]) {
+fn render_schedulers(lines: &mut MetricLines, models: &[ModelMetrics]) {
     for (name, help, value) in COUNTERS {
         lines.each(models, (name, "counter", help), |model| value(&model.scheduler));
     }

@@ -50,7 +50,7 @@ pub use models::{
     Capabilities, KeepAlive, LoadError, LoadedModel, MemoryNeed, ModelCard, ModelConfig, ModelDefaults, ModelSource,
     ModelStore, ModelsOptions, NoTime, Placement, PullProgress, SourceError, StoredModel,
 };
-pub use options::{EmptyKey, HttpOptions, Keys};
+pub use options::{ApiKeys, EmptyKey, HttpOptions};
 pub use request_line::LOG_TARGET;
 pub use responses::{ResponseStore, StoreError, StoreLimits};
 pub use server::{Listeners, ServeError, serve};
@@ -63,20 +63,20 @@ async fn prepare<R: Send + 'static, T: Send + 'static>(
     work: impl FnOnce(&App, &R) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let owned = app.clone();
-    in_time(app, app.work.run(request.peer, request.weight, move || work(&owned, &request))).await
+    within_timeout(app, app.work.run(request.peer, request.work_size, move || work(&owned, &request))).await
 }
 
 /// Does what takes a moment and belongs to no body, where it holds up nobody.
-async fn apart<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let owned = app.clone();
-    joined(tokio::task::spawn_blocking(move || work(&owned)).await)
+    task_outcome(tokio::task::spawn_blocking(move || work(&owned)).await)
 }
 
 /// What a task came to. Its panic is the request's; the layer that catches panics makes an answer of it.
-fn joined<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T, ApiError> {
+fn task_outcome<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T, ApiError> {
     outcome.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => Err(ApiError::shutting_down()),
@@ -84,7 +84,10 @@ fn joined<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T, ApiEr
 }
 
 /// What `work` comes to, within the longest time of a request. Where that is over, `work` is dropped, and with it what it submitted.
-async fn in_time<T>(app: &app::Parts, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+async fn within_timeout<T>(
+    app: &app::AppState,
+    work: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
     match app.options.timeout {
         Some(timeout) => tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| Err(ApiError::deadline())),
         None => work.await,

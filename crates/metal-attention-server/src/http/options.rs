@@ -15,7 +15,7 @@ use super::responses::ResponseStore;
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
     /// Keys that clients must show one of; empty: everybody may ask.
-    pub keys: Keys,
+    pub keys: ApiKeys,
     /// Clients with a key may change models, also where the server does not listen on the loopback alone.
     pub allow_manage: bool,
     /// `/metrics` needs no key, as a scraper that cannot send one wants it.
@@ -58,7 +58,7 @@ pub struct HttpOptions {
 impl Default for HttpOptions {
     fn default() -> Self {
         Self {
-            keys: Keys::default(),
+            keys: ApiKeys::default(),
             allow_manage: false,
             open_metrics: false,
             cors_origin: None,
@@ -95,9 +95,9 @@ pub struct EmptyKey;
 
 /// Keys of which a client must show one. They appear in no log.
 #[derive(Clone, Default)]
-pub struct Keys(Vec<String>);
+pub struct ApiKeys(Vec<String>);
 
-impl Keys {
+impl ApiKeys {
     /// These keys, without the white space around them.
     pub fn new(keys: impl IntoIterator<Item = String>) -> Result<Self, EmptyKey> {
         let key = |key: String| Some(key.trim().to_owned()).filter(|key| !key.is_empty()).ok_or(EmptyKey);
@@ -123,7 +123,7 @@ impl Keys {
     }
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} keys", self.0.len())
     }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn any_key_opens_and_nothing_else() {
-        let keys = Keys::new(["one".to_owned(), " three\n".to_owned()]).unwrap();
+        let keys = ApiKeys::new(["one".to_owned(), " three\n".to_owned()]).unwrap();
         assert_eq!((keys.number(b"one"), keys.number(b"three")), (Some(0), Some(1)));
         for wrong in [&b""[..], b"on", b"onee", b"One", b"three "] {
             assert_eq!(keys.number(wrong), None, "{wrong:?}");
@@ -143,9 +143,9 @@ mod tests {
         assert_eq!(format!("{keys:?}"), "2 keys");
         assert_eq!(keys.fingerprint(0).map(|name| name.len()), Some(64));
         assert!(keys.fingerprint(0) != keys.fingerprint(1) && keys.fingerprint(2).is_none());
-        assert!(Keys::default().is_empty() && Keys::default().number(b"").is_none());
+        assert!(ApiKeys::default().is_empty() && ApiKeys::default().number(b"").is_none());
         for empty in ["", " ", "\n"] {
-            assert_eq!(Keys::new(["one".to_owned(), empty.to_owned()]).unwrap_err(), EmptyKey);
+            assert_eq!(ApiKeys::new(["one".to_owned(), empty.to_owned()]).unwrap_err(), EmptyKey);
         }
     }
 }

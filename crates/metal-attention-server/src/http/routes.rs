@@ -111,7 +111,7 @@ fn at(path: &str, handler: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
 }
 
 /// What those that watch over the server read, and nothing else: without a key, and with room of its own.
-pub fn watchers_router(app: &App, checks_host: bool) -> Router {
+pub fn monitoring_router(app: &App, checks_host: bool) -> Router {
     let router = Router::new()
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
@@ -124,7 +124,7 @@ pub fn watchers_router(app: &App, checks_host: bool) -> Router {
 
 /// What a request passes before any route, from the last to the first.
 fn layers(router: Router<App>, app: &App, checks_host: bool) -> Router<App> {
-    let mut router = router.layer(from_fn(catch_panic)).layer(from_fn(guard::check_room));
+    let mut router = router.layer(from_fn(catch_panic)).layer(from_fn(guard::check_connection_limit));
     if checks_host {
         router = router.layer(from_fn_with_state(app.clone(), guard::check_host));
     }

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use super::app::App;
 use super::client_stream::{AnswerBody, ClientStream};
-use super::connections::{Connections, ON_ITS_WAY, Place};
+use super::connections::{ConnectionPermit, Connections, TRANSIT_TIME};
 use super::models::{ModelsOptions, SourceError, StartFailure};
 use super::peer::Peer;
 use super::{HttpOptions, routes};
@@ -29,7 +29,7 @@ const MAX_HEAD: usize = 64 << 10;
 const EXTRA_HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Connections at a time of those that watch over the server.
-const WATCHERS: usize = 32;
+const MONITORING_CONNECTIONS: usize = 32;
 
 /// How long answers may take to reach their clients once nothing is generated any more.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -70,12 +70,12 @@ pub struct Listeners {
     pub requests: Vec<TcpListener>,
     /// For those that watch over the server: `/health`, `/ready` and `/metrics` alone, without a key. It has connections of
     /// its own, however many requests there are.
-    pub watchers: Option<TcpListener>,
+    pub monitoring: Option<TcpListener>,
 }
 
 impl From<TcpListener> for Listeners {
     fn from(requests: TcpListener) -> Self {
-        Self { requests: vec![requests], watchers: None }
+        Self { requests: vec![requests], monitoring: None }
     }
 }
 
@@ -90,18 +90,18 @@ pub async fn serve(
     models: ModelsOptions,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let Listeners { requests: listeners, watchers } = listeners.into();
+    let Listeners { requests: listeners, monitoring } = listeners.into();
     // Everybody on this machine is let in where no key is asked for, and nobody else.
     let on_loopback = listeners.iter().all(is_loopback);
     let checks_host = on_loopback && options.keys.is_empty();
     let app = App::new(options, models, on_loopback);
     // Ends with this function.
-    let mut beside = JoinSet::new();
-    if let Some(listener) = watchers {
-        beside.spawn(watch(listener, app.clone()));
+    let mut background = JoinSet::new();
+    if let Some(listener) = monitoring {
+        background.spawn(serve_monitoring(listener, app.clone()));
     }
-    beside.spawn(Arc::clone(&app.models).expire());
-    let mut door = Door::new(&app, routes::router(&app, on_loopback, checks_host));
+    background.spawn(Arc::clone(&app.models).expire());
+    let mut acceptor = Acceptor::new(&app, routes::router(&app, on_loopback, checks_host));
     let mut start = pin!(app.models.start());
     let mut is_loading = true;
     let mut failure = None;
@@ -129,7 +129,7 @@ pub async fn serve(
                 if let Some(scheduler) = app.models.only_scheduler() {
                     scheduler.announce();
                 }
-                door.let_in(stream, peer).await;
+                acceptor.spawn_connection(stream, peer).await;
             }
         }
     }
@@ -144,7 +144,7 @@ pub async fn serve(
                     failure = Some(ServeError::Engine(why));
                     break;
                 }
-                (stream, peer) = accept(&listeners, &app.connections) => door.let_in(stream, peer).await,
+                (stream, peer) = accept(&listeners, &app.connections) => acceptor.spawn_connection(stream, peer).await,
             }
         }
     }
@@ -152,16 +152,16 @@ pub async fn serve(
     let grace = app.options.grace;
     let requests = app.models.shut_down(grace);
     // Who comes now is told so, instead of finding nobody: routers take a moment to hear that the server is not ready any more.
-    let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), end(door.close()));
+    let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), end(acceptor.close()));
     let mut ended = pin!(async { tokio::join!(requests, flushed).1 });
     let flushed = loop {
         tokio::select! {
             flushed = &mut ended => break flushed,
-            (stream, peer) = accept(&listeners, &app.connections) => door.let_in(stream, peer).await,
+            (stream, peer) = accept(&listeners, &app.connections) => acceptor.spawn_connection(stream, peer).await,
         }
     };
     drop(listeners);
-    let refused = tokio::time::timeout(FLUSH, end(door.close())).await;
+    let refused = tokio::time::timeout(FLUSH, end(acceptor.close())).await;
     if flushed.is_err() || refused.is_err() {
         tracing::warn!("some clients did not take their answers in time");
     }
@@ -170,17 +170,20 @@ pub async fn serve(
 
 /// Ends connections: those that carry nothing as soon as what is on its way must have come, the others with their answer.
 async fn end(connections: GracefulShutdown) {
-    tokio::time::sleep(ON_ITS_WAY).await;
+    tokio::time::sleep(TRANSIT_TIME).await;
     connections.shutdown().await;
 }
 
 /// Answers those that watch over the server, to its very end.
-async fn watch(listener: TcpListener, app: App) {
-    let router = routes::watchers_router(&app, is_loopback(&listener));
-    let door = Door { connections: Arc::new(Connections::new(WATCHERS, WATCHERS)), ..Door::new(&app, router) };
+async fn serve_monitoring(listener: TcpListener, app: App) {
+    let router = routes::monitoring_router(&app, is_loopback(&listener));
+    let acceptor = Acceptor {
+        connections: Arc::new(Connections::new(MONITORING_CONNECTIONS, MONITORING_CONNECTIONS)),
+        ..Acceptor::new(&app, router)
+    };
     loop {
-        let (stream, peer) = accept(std::slice::from_ref(&listener), &door.connections).await;
-        door.let_in(stream, peer).await;
+        let (stream, peer) = accept(std::slice::from_ref(&listener), &acceptor.connections).await;
+        acceptor.spawn_connection(stream, peer).await;
     }
 }
 
@@ -189,7 +192,7 @@ fn is_loopback(listener: &TcpListener) -> bool {
 }
 
 /// Lets connections in.
-struct Door {
+struct Acceptor {
     app: App,
     router: Router,
     connections: Arc<Connections>,
@@ -198,16 +201,16 @@ struct Door {
     closes: bool,
 }
 
-impl Door {
+impl Acceptor {
     fn new(app: &App, router: Router) -> Self {
         let connections = Arc::clone(&app.connections);
         Self { app: app.clone(), router, connections, graceful: GracefulShutdown::new(), closes: false }
     }
 
     /// Serves a connection, where there is a place for it. Where not even an extra one is free it is closed.
-    async fn let_in(&self, stream: TcpStream, peer: Peer) {
-        if let Some(place) = self.connections.enter_soon(peer).await {
-            tokio::spawn(serve_connection(stream, peer, place, self));
+    async fn spawn_connection(&self, stream: TcpStream, peer: Peer) {
+        if let Some(permit) = self.connections.admit_soon(peer).await {
+            tokio::spawn(serve_connection(stream, peer, permit, self));
         }
     }
 
@@ -237,7 +240,7 @@ async fn accept(listeners: &[TcpListener], connections: &Connections) -> (TcpStr
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 if !is_of_the_client(&error) {
-                    connections.make_room();
+                    connections.evict_any();
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -254,19 +257,19 @@ fn is_of_the_client(error: &std::io::Error) -> bool {
 fn serve_connection(
     stream: TcpStream,
     peer: Peer,
-    place: Place,
-    door: &Door,
+    permit: ConnectionPermit,
+    acceptor: &Acceptor,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let options = &door.app.options;
+    let options = &acceptor.app.options;
     // Without it tokens wait for each other. A connection that cannot is served all the same.
     let _ = stream.set_nodelay(true);
-    let connection = Arc::clone(&place.connection);
+    let connection = Arc::clone(&permit.connection);
     let stream = ClientStream::new(stream, Arc::clone(&connection), options.write_timeout);
-    let header_timeout = match connection.full {
+    let header_timeout = match connection.exceeded_limit {
         Some(_) => options.header_timeout.min(EXTRA_HEADER_TIMEOUT),
         None => options.header_timeout,
     };
-    let routes = TowerToHyperService::new(door.router.clone());
+    let routes = TowerToHyperService::new(acceptor.router.clone());
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         connection.waits_for_answer();
         request.extensions_mut().insert(peer);
@@ -278,16 +281,16 @@ fn serve_connection(
         .timer(TokioTimer::new())
         .header_read_timeout(header_timeout)
         .max_buf_size(MAX_HEAD)
-        .keep_alive(!door.closes)
+        .keep_alive(!acceptor.closes)
         .serve_connection(TokioIo::new(stream), service);
-    let served = door.graceful.watch(served);
+    let served = acceptor.graceful.watch(served);
     async move {
         tokio::select! {
             result = served => if let Err(error) = result {
                 // Clients that go away or send no HTTP are everyday life.
                 tracing::debug!("a connection ended early: {error}");
             },
-            () = place.connection.given_up() => tracing::debug!("a connection was given up for another"),
+            () = permit.connection.evicted() => tracing::debug!("a connection was given up for another"),
         }
     }
 }

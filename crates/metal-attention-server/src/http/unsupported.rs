@@ -53,14 +53,14 @@ pub fn check<'a>(
     let mut notes = Notes::default();
     let refused: Vec<_> = refused.into_iter().collect();
     // What is no value is for those to say who read it.
-    let asks = |value, neutral| Asks(neutral).deserialize(value).unwrap_or(false);
+    let has_effect = |value, neutral| HasEffect(neutral).deserialize(value).unwrap_or(false);
     for (name, value) in object.fields() {
         if let Some(field) = refused.iter().find(|field| field.name == name) {
-            if asks(value, field.neutral) {
+            if has_effect(value, field.neutral) {
                 let message = format!("{name} is not supported: {}", field.instead);
                 return Err(ApiError::field(name, message).with_code("unsupported_parameter"));
             }
-        } else if ignored.contains(&name) && asks(value, &[]) {
+        } else if ignored.contains(&name) && has_effect(value, &[]) {
             notes.ignored(name);
         }
     }
@@ -69,9 +69,9 @@ pub fn check<'a>(
 
 /// Tells whether a value asks for something, given values that do not.
 #[derive(Clone, Copy)]
-struct Asks(&'static [Neutral]);
+struct HasEffect(&'static [Neutral]);
 
-impl Asks {
+impl HasEffect {
     fn unless(self, neutral: Neutral) -> bool {
         !self.0.contains(&neutral)
     }
@@ -81,7 +81,7 @@ impl Asks {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Asks {
+impl<'de> DeserializeSeed<'de> for HasEffect {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<bool, D::Error> {
@@ -89,7 +89,7 @@ impl<'de> DeserializeSeed<'de> for Asks {
     }
 }
 
-impl<'de> Visitor<'de> for Asks {
+impl<'de> Visitor<'de> for HasEffect {
     type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,18 +122,18 @@ impl<'de> Visitor<'de> for Asks {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<bool, A::Error> {
-        let mut asks = false;
+        let mut has_effect = false;
         while let Some(one) = list.next_element_seed(self)? {
-            asks |= one || !self.has_words();
+            has_effect |= one || !self.has_words();
         }
-        Ok(asks)
+        Ok(has_effect)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        let mut asks = false;
+        let mut has_effect = false;
         while let Some(name) = map.next_key::<String>()? {
-            asks |= map.next_value_seed(self)? || name != "type" || !self.has_words();
+            has_effect |= map.next_value_seed(self)? || name != "type" || !self.has_words();
         }
-        Ok(asks)
+        Ok(has_effect)
     }
 }

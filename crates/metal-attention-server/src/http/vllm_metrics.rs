@@ -5,14 +5,14 @@
 
 use metal_attention::scheduler::Metrics;
 
-use super::metrics::{Lines, ModelMetrics, escaped};
+use super::metrics::{MetricLines, ModelMetrics, escaped};
 
 /// The metrics of `models`, of a server that was started at `started`, in seconds since 1970.
 pub fn render(started: u64, models: &[ModelMetrics]) -> String {
     if models.is_empty() {
         return String::new();
     }
-    let mut lines = Lines::new("vllm:");
+    let mut lines = MetricLines::new("vllm:");
     let name = |model: &ModelMetrics| format!("model_name=\"{}\"", escaped(&model.name));
     let of_model = |model: &ModelMetrics| format!("{{{},engine=\"0\"}}", name(model));
     // vLLM serves one model, and does not name it here.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::peer::Peer;
-use super::{ApiError, joined};
+use super::{ApiError, task_outcome};
 
 /// Pieces of small work that run at once.
 const SMALL_AT_ONCE: usize = 4;
@@ -22,14 +22,14 @@ pub const THREADS: usize = SMALL_AT_ONCE + LARGE_UNITS;
 
 /// How much work a request makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weight {
+pub enum WorkSize {
     /// Done at once.
     Small,
     /// So many units.
     Large(u32),
 }
 
-impl Weight {
+impl WorkSize {
     /// Of a request with a body of `bytes`, whose schemas have `schema_values` values.
     pub fn new(bytes: usize, schema_values: usize) -> Self {
         match (bytes, schema_values) {
@@ -42,14 +42,14 @@ impl Weight {
 }
 
 /// Shares the threads out.
-pub struct Work {
+pub struct WorkLimiter {
     small: Arc<Semaphore>,
     large: Arc<Semaphore>,
     /// The units of clients that have large work.
     clients: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
 }
 
-impl Default for Work {
+impl Default for WorkLimiter {
     fn default() -> Self {
         Self {
             small: Arc::new(Semaphore::new(SMALL_AT_ONCE)),
@@ -59,64 +59,64 @@ impl Default for Work {
     }
 }
 
-impl Work {
+impl WorkLimiter {
     /// Runs `work` for `peer` where it holds up nobody, once it is its turn.
     pub async fn run<T: Send + 'static>(
         &self,
         peer: Peer,
-        weight: Weight,
+        work_size: WorkSize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = self.turn(peer, weight).await;
+        let permit = self.acquire(peer, work_size).await;
         // Where the client goes away the work goes on to its end, and keeps its turn as long.
         let work = move || {
-            let _turn = turn;
+            let _permit = permit;
             work()
         };
-        joined(tokio::task::spawn_blocking(work).await)
+        task_outcome(tokio::task::spawn_blocking(work).await)
     }
 
-    async fn turn(&self, peer: Peer, weight: Weight) -> Turn {
+    async fn acquire(&self, peer: Peer, work_size: WorkSize) -> WorkPermit {
         // The semaphores are never closed.
-        match weight {
-            Weight::Small => Turn { _shared: Arc::clone(&self.small).acquire_owned().await.ok(), _own: None },
-            Weight::Large(units) => {
+        match work_size {
+            WorkSize::Small => WorkPermit { _shared: Arc::clone(&self.small).acquire_owned().await.ok(), _own: None },
+            WorkSize::Large(units) => {
                 let own = self.client(peer).acquire(units).await;
                 let shared = Arc::clone(&self.large).acquire_many_owned(units).await.ok();
-                Turn { _shared: shared, _own: Some(own) }
+                WorkPermit { _shared: shared, _own: Some(own) }
             }
         }
     }
 
-    fn client(&self, peer: Peer) -> Client {
+    fn client(&self, peer: Peer) -> ClientUnits {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         let units = clients.entry(peer).or_insert_with(|| Arc::new(Semaphore::new(UNITS_OF_ONE)));
-        Client { peer, units: Arc::clone(units), permit: None, clients: Arc::clone(&self.clients) }
+        ClientUnits { peer, units: Arc::clone(units), permit: None, clients: Arc::clone(&self.clients) }
     }
 }
 
 /// The right to run a piece of work.
-struct Turn {
+struct WorkPermit {
     _shared: Option<OwnedSemaphorePermit>,
-    _own: Option<Client>,
+    _own: Option<ClientUnits>,
 }
 
 /// A client's share of the large work, which is forgotten with the client's last piece.
-struct Client {
+struct ClientUnits {
     peer: Peer,
     units: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
     clients: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
 }
 
-impl Client {
+impl ClientUnits {
     async fn acquire(mut self, units: u32) -> Self {
         self.permit = Arc::clone(&self.units).acquire_many_owned(units).await.ok();
         self
     }
 }
 
-impl Drop for Client {
+impl Drop for ClientUnits {
     fn drop(&mut self) {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         // A permit holds its semaphore, too.
@@ -138,7 +138,11 @@ mod tests {
     }
 
     /// Large work of one client that goes on until it is told to end, and how to tell it.
-    fn block(work: &Arc<Work>, peer: Peer, weight: Weight) -> (tokio::task::JoinHandle<()>, Sender<()>, Receiver<()>) {
+    fn block(
+        work: &Arc<WorkLimiter>,
+        peer: Peer,
+        work_size: WorkSize,
+    ) -> (tokio::task::JoinHandle<()>, Sender<()>, Receiver<()>) {
         let (end, ended) = channel::<()>();
         let (begin, begun) = channel();
         let work = Arc::clone(work);
@@ -147,16 +151,16 @@ mod tests {
             let _ = ended.recv();
             Ok(())
         };
-        (tokio::spawn(async move { work.run(peer, weight, blocked).await.unwrap() }), end, begun)
+        (tokio::spawn(async move { work.run(peer, work_size, blocked).await.unwrap() }), end, begun)
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn one_client_does_not_hold_up_another() {
-        let work = Arc::new(Work::default());
-        let many: Vec<_> = (0..40).map(|i| block(&work, peer(1), Weight::Large(1 + i % 2))).collect();
-        let run = async |peer, weight| work.run(peer, weight, || Ok(7)).await.unwrap();
-        assert_eq!(run(peer(2), Weight::Large(2)).await, 7);
-        assert_eq!(run(peer(1), Weight::Small).await, 7);
+        let work = Arc::new(WorkLimiter::default());
+        let many: Vec<_> = (0..40).map(|i| block(&work, peer(1), WorkSize::Large(1 + i % 2))).collect();
+        let run = async |peer, work_size| work.run(peer, work_size, || Ok(7)).await.unwrap();
+        assert_eq!(run(peer(2), WorkSize::Large(2)).await, 7);
+        assert_eq!(run(peer(1), WorkSize::Small).await, 7);
         let begun = || many.iter().filter(|(.., begun)| begun.try_recv().is_ok()).count();
         assert!(begun() <= UNITS_OF_ONE, "of what one client wants little runs at once");
         for (_, end, _) in &many {
@@ -175,11 +179,11 @@ mod tests {
 
     #[test]
     fn more_weighs_more() {
-        assert_eq!(Weight::new(1000, 0), Weight::Small);
-        assert_eq!(Weight::new(100_000, 0), Weight::Large(1));
-        assert_eq!(Weight::new(1000, 2), Weight::Small);
-        assert_eq!(Weight::new(1000, 3), Weight::Large(1));
-        assert_eq!(Weight::new(1000, 10_000), Weight::Large(2));
-        assert_eq!(Weight::new(8 << 20, 0), Weight::Large(2));
+        assert_eq!(WorkSize::new(1000, 0), WorkSize::Small);
+        assert_eq!(WorkSize::new(100_000, 0), WorkSize::Large(1));
+        assert_eq!(WorkSize::new(1000, 2), WorkSize::Small);
+        assert_eq!(WorkSize::new(1000, 3), WorkSize::Large(1));
+        assert_eq!(WorkSize::new(1000, 10_000), WorkSize::Large(2));
+        assert_eq!(WorkSize::new(8 << 20, 0), WorkSize::Large(2));
     }
 }

@@ -95,7 +95,8 @@ impl Server {
                 let stopped = async {
                     let _ = stopped.await;
                 };
-                serve(Listeners { requests: vec![requests], watchers: Some(watchers) }, options, models, stopped).await
+                serve(Listeners { requests: vec![requests], monitoring: Some(watchers) }, options, models, stopped)
+                    .await
             })
         });
         let (address, watchers) = address.recv().unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_server::http::{HttpOptions, Keys, LoadError, LoadedModel};
+use metal_attention_server::http::{ApiKeys, HttpOptions, LoadError, LoadedModel};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Server, number};
@@ -14,7 +14,7 @@ use crate::completion;
 use crate::support::Wrapped;
 
 fn with_key() -> HttpOptions {
-    HttpOptions { keys: Keys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
+    HttpOptions { keys: ApiKeys::new(["secret".to_owned()]).unwrap(), ..Default::default() }
 }
 
 /// A server for two requests at once, whose engine stands still while `Wrapped::gate` is locked.

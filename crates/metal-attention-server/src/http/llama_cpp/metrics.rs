@@ -2,14 +2,14 @@
 
 use metal_attention::scheduler::Metrics;
 
-use crate::http::metrics::{Lines, ModelMetrics};
+use crate::http::metrics::{MetricLines, ModelMetrics};
 
 /// The metrics of `models`.
 pub fn render(models: &[ModelMetrics]) -> String {
     if models.is_empty() {
         return String::new();
     }
-    let mut lines = Lines::new("llamacpp:");
+    let mut lines = MetricLines::new("llamacpp:");
     let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&Metrics) -> f64| {
         lines.each(models, (name, kind, help), |model| value(&model.scheduler));
     };

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::error::ErrorBody;
 use crate::http::body::{FromJson, Object, OptionalJson};
 use crate::http::models::ModelLease;
-use crate::http::{ApiError, App, apart, joined};
+use crate::http::{ApiError, App, run_blocking, task_outcome};
 
 /// Most bytes of a file's name.
 const MAX_NAME: usize = 128;
@@ -174,7 +174,7 @@ async fn save(
             let n_written = SessionFile::write_copy(&path, lease.model(), &text)?;
             Ok((text.ids().len(), n_written))
         };
-        apart(&owned, write).await
+        run_blocking(&owned, write).await
     };
     let (n_saved, n_written) = one_at_a_time(app, save).await?;
     let timings = SaveTimings { save_ms: milliseconds(start) };
@@ -199,7 +199,7 @@ async fn restore(
             let n_read = file.bytes();
             Ok((file.read(model.model(), model.scheduler.cache_capacity())?, n_read))
         };
-        let (text, n_read) = apart(&owned, read).await?;
+        let (text, n_read) = run_blocking(&owned, read).await?;
         let n_restored = text.ids().len();
         lease.scheduler.restore_slot(id_slot, client, text).await?;
         Ok((n_restored, n_read))
@@ -221,7 +221,7 @@ async fn one_at_a_time<T: Send + 'static>(
         drop(turn);
         done
     };
-    joined(tokio::spawn(work).await)
+    task_outcome(tokio::spawn(work).await)
 }
 
 fn milliseconds(start: Instant) -> f64 {

@@ -19,7 +19,7 @@ use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
 use crate::http::openai::embeddings::cut;
 use crate::http::request_line::RequestLine;
-use crate::http::{ApiError, App, in_time, prepare};
+use crate::http::{ApiError, App, prepare, within_timeout};
 
 /// A request for embeddings.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -216,7 +216,7 @@ async fn vectors<R: Send + 'static>(
         }
         Ok(Embedded { vectors, load, n_tokens, notes })
     };
-    let all = in_time(app, all).await?;
+    let all = within_timeout(app, all).await?;
     if let Some(line) = RequestLine::current() {
         line.prompt_tokens(all.n_tokens);
     }

@@ -17,7 +17,7 @@ use crate::http::models::{ModelDefaults, PullProgress};
 use crate::http::notes::Notes;
 use crate::http::streaming::{Framing, line, streamed};
 use crate::http::unsupported::{self, RefusedField, refused};
-use crate::http::{ApiError, App, apart};
+use crate::http::{ApiError, App, run_blocking};
 
 /// Fields of `/api/create` that are refused.
 const REFUSED: &[RefusedField] = &[
@@ -216,7 +216,7 @@ impl NameRequest {
 pub async fn delete(State(app): State<App>, request: Json<NameRequest>) -> Result<StatusCode, ApiError> {
     app.check_may_manage()?;
     let entry = find(&app, &request.name()?).await?;
-    apart(&app, move |app| app.models.delete(&entry)).await?;
+    run_blocking(&app, move |app| app.models.delete(&entry)).await?;
     Ok(StatusCode::OK)
 }
 

@@ -15,7 +15,7 @@ use super::stream::rfc3339;
 use crate::http::body::{FromJson, Json, Object};
 use crate::http::models::{Capabilities, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models, ServedModel};
 use crate::http::notes::Notes;
-use crate::http::{ApiError, App, apart};
+use crate::http::{ApiError, App, run_blocking};
 
 /// How long a model stays that is never unloaded: ollama writes a time that is as far away.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -28,7 +28,7 @@ pub fn required(name: Option<String>) -> Result<String, ApiError> {
 /// The model that is called `name`, with or without `:latest`.
 pub async fn find(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
     let name = name.to_owned();
-    apart(app, move |app| look_up(&app.models, &name)).await
+    run_blocking(app, move |app| look_up(&app.models, &name)).await
 }
 
 fn look_up(models: &Models, name: &str) -> Result<Arc<ServedModel>, ApiError> {
@@ -171,7 +171,7 @@ fn known(
 #[utoipa::path(get, path = "/api/tags", tag = "ollama",
     responses((status = 200, description = "The models", body = Tags)))]
 pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> {
-    let list = apart(&app, |app| {
+    let list = run_blocking(&app, |app| {
         let tag = |(entry, card): (Arc<ServedModel>, Arc<ModelCard>)| Tag {
             name: tagged(entry.main_name()),
             model: tagged(entry.main_name()),
@@ -219,7 +219,7 @@ struct Process {
 #[utoipa::path(get, path = "/api/ps", tag = "ollama",
     responses((status = 200, description = "The models", body = Processes)))]
 pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiError> {
-    let list = apart(&app, |app| {
+    let list = run_blocking(&app, |app| {
         let process = |(entry, card): (Arc<ServedModel>, Arc<ModelCard>)| {
             let loaded = app.models.loaded(&entry)?;
             let status = app.models.status(&entry);
@@ -304,7 +304,7 @@ pub struct Show {
 pub async fn show(State(app): State<App>, request: Json<ShowRequest>) -> Result<axum::Json<Show>, ApiError> {
     let name = required(request.model.clone().or_else(|| request.name.clone()))?;
     let entry = find(&app, &name).await?;
-    let show = apart(&app, move |app| {
+    let show = run_blocking(&app, move |app| {
         let card = entry.card().map_err(|error| {
             ApiError::internal(format!("the file of the model {:?} cannot be read: {error}", entry.main_name()))
         })?;

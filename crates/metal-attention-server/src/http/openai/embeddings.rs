@@ -13,7 +13,7 @@ use crate::http::body::{FromJson, Json, Object};
 use crate::http::job::prompt::PromptInput;
 use crate::http::notes::Notes;
 use crate::http::request_line::RequestLine;
-use crate::http::{ApiError, App, in_time, prepare};
+use crate::http::{ApiError, App, prepare, within_timeout};
 
 /// A request for embeddings.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -145,7 +145,7 @@ pub async fn embeddings(
         }
         Ok((data, n_tokens))
     };
-    let (data, n_tokens) = in_time(&app, all).await?;
+    let (data, n_tokens) = within_timeout(&app, all).await?;
     let usage = EmbeddingsUsage::new(n_tokens);
     if let Some(line) = RequestLine::current() {
         line.prompt_tokens(n_tokens);

@@ -5,7 +5,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::http::models::ServedModel;
-use crate::http::{ApiError, App, apart};
+use crate::http::{ApiError, App, run_blocking};
 
 /// A list of models.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -76,7 +76,7 @@ fn entry(app: &App, model: &ServedModel) -> ModelEntry {
 #[utoipa::path(get, path = "/v1/models", tag = "openai",
     responses((status = 200, description = "The models", body = ModelList)))]
 pub async fn models(State(app): State<App>) -> Result<axum::Json<ModelList>, ApiError> {
-    let data = apart(&app, |app| {
+    let data = run_blocking(&app, |app| {
         let all = app.models.list().into_iter();
         // An alias is a name of its own; a pattern is none.
         let named = |name: &str, model: &ServedModel| ModelEntry { id: name.to_owned(), ..entry(app, model) };
@@ -94,7 +94,7 @@ pub async fn models(State(app): State<App>) -> Result<axum::Json<ModelList>, Api
     params(("id" = String, Path, description = "The model's name", min_length = 1)),
     responses((status = 200, description = "The model", body = ModelEntry)))]
 pub async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<axum::Json<ModelEntry>, ApiError> {
-    let found = apart(&app, move |app| {
+    let found = run_blocking(&app, move |app| {
         let model = app.models.find(&id)?;
         Ok(ModelEntry { id, ..entry(app, &model) })
     });

@@ -17,7 +17,7 @@ use crate::http::limits::{MAX_DOCUMENTS, MAX_IDS};
 use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 use crate::http::request_line::RequestLine;
-use crate::http::{ApiError, App, in_time, prepare};
+use crate::http::{ApiError, App, prepare, within_timeout};
 
 /// A request to rank documents.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
@@ -110,7 +110,7 @@ pub async fn rerank(
         }
         Ok((pending, scores))
     };
-    let (pending, scores) = in_time(&app, all).await?;
+    let (pending, scores) = within_timeout(&app, all).await?;
     let best = best_first(&scores).into_iter().take(pending.top_n);
     let document = |i: usize| pending.documents.as_ref().map(|texts| TextDocument { text: texts[i].clone() });
     let result = |index| RankedDocument { index, relevance_score: scores[index], document: document(index) };

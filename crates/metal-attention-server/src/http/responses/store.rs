@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 
 use super::response::ResponseObject;
 use crate::http::ApiError;
-use crate::http::options::Keys;
+use crate::http::options::ApiKeys;
 
 /// What begins the name of a response.
 const PREFIX: &str = "resp_";
@@ -388,7 +388,7 @@ impl StoredBody {
 
 impl ClientResponses {
     /// The responses that `client` may see.
-    pub fn new(store: &ResponseStore, client: Client, keys: &Keys) -> Self {
+    pub fn new(store: &ResponseStore, client: Client, keys: &ApiKeys) -> Self {
         let owner = match client {
             Client::Key(number) => keys.fingerprint(number),
             Client::Address(_) | Client::Unknown => None,

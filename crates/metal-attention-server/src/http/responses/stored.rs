@@ -16,7 +16,7 @@ use super::store::{ClientResponses, StoredBody};
 use crate::http::error::ErrorBody;
 use crate::http::job::generation::check;
 use crate::http::peer::Peer;
-use crate::http::work::Weight;
+use crate::http::work::WorkSize;
 use crate::http::{ApiError, App};
 
 /// Most items of a page.
@@ -32,7 +32,7 @@ async fn with_stored<T: Send + 'static>(
     work: impl FnOnce(&ClientResponses) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let stored = ClientResponses::new(&app.options.responses, client, &app.options.keys);
-    app.work.run(peer, Weight::Small, move || work(&stored)).await
+    app.work.run(peer, WorkSize::Small, move || work(&stored)).await
 }
 
 /// The response of this name; an error where there is none.
