@@ -14,7 +14,7 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct SentMessage {
+pub struct InputMessage {
     /// Who says it.
     role: Role,
     /// What it consists of.
@@ -42,12 +42,12 @@ impl Role {
 }
 
 /// The conversation that `system` and `messages` are. Blocks that are passed over are noted.
-pub fn conversation(system: Content, messages: Vec<SentMessage>, notes: &mut Notes) -> Result<Vec<Message>, ApiError> {
+pub fn conversation(system: Content, messages: Vec<InputMessage>, notes: &mut Notes) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field("messages", "messages is empty: give at least one message"));
     }
     let mut conversation = Vec::new();
-    let system = SentMessage { role: Role::System, content: system };
+    let system = InputMessage { role: Role::System, content: system };
     system.add_to(&mut conversation, "system", notes)?;
     for (i, message) in messages.into_iter().enumerate() {
         message.add_to(&mut conversation, &format!("messages[{i}].content"), notes)?;
@@ -60,7 +60,7 @@ pub fn conversation(system: Content, messages: Vec<SentMessage>, notes: &mut Not
     Ok(conversation)
 }
 
-impl SentMessage {
+impl InputMessage {
     /// Adds what the message is to a conversation: the results of tools, which follow the calls, and then what is said.
     fn add_to(self, conversation: &mut Vec<Message>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
         let Self { role, content } = self;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::content::Content;
-use super::conversation::{SentMessage, conversation};
+use super::conversation::{InputMessage, conversation};
 use super::unsupported;
 use crate::http::ApiError;
 use crate::http::body::{FromJson, Object, OnlyObject};
@@ -29,7 +29,7 @@ pub struct MessagesFields {
     model: Option<String>,
     /// The conversation so far, the first message first.
     #[schema(value_type = Vec<super::schema::MessageParam>, min_items = 1)]
-    messages: Vec<OnlyObject<SentMessage>>,
+    messages: Vec<OnlyObject<InputMessage>>,
     /// Instructions for the whole conversation: a text, or blocks of text.
     #[schema(value_type = Option<super::schema::Content>)]
     system: Option<Content>,

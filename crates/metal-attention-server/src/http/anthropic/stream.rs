@@ -58,7 +58,7 @@ enum Delta {
 }
 
 /// The block that is written.
-enum Open {
+enum OpenBlock {
     Text,
     /// With what the signature is of.
     Thinking(String),
@@ -69,7 +69,7 @@ enum Open {
 pub struct MessageChunks {
     parsers: ChoiceParsers,
     writer: MessageWriter,
-    open: Option<Open>,
+    open: Option<OpenBlock>,
     /// The number of the block that is written, or of the next one.
     index: usize,
     /// Blanks that begin a block of text where text follows.
@@ -83,7 +83,7 @@ impl MessageChunks {
         Self { parsers, writer, open: None, index: 0, blanks: String::new() }
     }
 
-    fn start(&mut self, open: Open, content_block: ContentBlock, out: &mut Frames) {
+    fn start(&mut self, open: OpenBlock, content_block: ContentBlock, out: &mut Frames) {
         self.stop(out);
         StreamEvent::ContentBlockStart { index: self.index, content_block }.send(out);
         self.open = Some(open);
@@ -98,8 +98,8 @@ impl MessageChunks {
         self.blanks.clear();
         match self.open.take() {
             None => return,
-            Some(Open::Text | Open::ToolUse) => {}
-            Some(Open::Thinking(thoughts)) => {
+            Some(OpenBlock::Text | OpenBlock::ToolUse) => {}
+            Some(OpenBlock::Thinking(thoughts)) => {
                 let signature = signature::of(&thoughts, self.writer.omits_thoughts);
                 self.delta(Delta::Signature { signature }, out);
             }
@@ -109,28 +109,28 @@ impl MessageChunks {
     }
 
     fn text(&mut self, text: String, out: &mut Frames) {
-        if !matches!(self.open, Some(Open::Text)) {
+        if !matches!(self.open, Some(OpenBlock::Text)) {
             let blanks = std::mem::take(&mut self.blanks) + &text;
             if blanks.trim().is_empty() {
                 self.stop(out);
                 self.blanks = blanks;
                 return;
             }
-            self.start(Open::Text, ContentBlock::Text { text: String::new() }, out);
+            self.start(OpenBlock::Text, ContentBlock::Text { text: String::new() }, out);
             return self.delta(Delta::Text { text: blanks }, out);
         }
         self.delta(Delta::Text { text }, out);
     }
 
     fn thoughts(&mut self, thinking: String, out: &mut Frames) {
-        if !matches!(self.open, Some(Open::Thinking(_))) {
+        if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
             let block = ContentBlock::Thinking { thinking: String::new(), signature: String::new() };
-            self.start(Open::Thinking(String::new()), block, out);
+            self.start(OpenBlock::Thinking(String::new()), block, out);
         }
         if !self.writer.omits_thoughts {
             return self.delta(Delta::Thinking { thinking }, out);
         }
-        if let Some(Open::Thinking(all)) = &mut self.open {
+        if let Some(OpenBlock::Thinking(all)) = &mut self.open {
             *all += &thinking;
         }
     }
@@ -140,7 +140,7 @@ impl MessageChunks {
             AnswerEvent::Content(text) => self.text(text, out),
             AnswerEvent::Reasoning(thoughts) => self.thoughts(thoughts, out),
             AnswerEvent::CallStart { id, name, index: _ } => {
-                self.start(Open::ToolUse, ContentBlock::ToolUse { id, name, input: Map::new() }, out);
+                self.start(OpenBlock::ToolUse, ContentBlock::ToolUse { id, name, input: Map::new() }, out);
             }
             AnswerEvent::CallArguments { delta, index: _ } => {
                 self.delta(Delta::InputJson { partial_json: delta }, out);

@@ -72,13 +72,14 @@ struct Embedding {
     index: usize,
     /// The vector.
     #[serde(rename = "embedding")]
-    vector: Vector,
+    vector: EmbeddingVector,
 }
 
 /// A vector of length 1.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(untagged)]
-enum Vector {
+#[schema(as = Vector)]
+enum EmbeddingVector {
     /// A list of numbers.
     Float(Vec<f32>),
     /// Little-endian 32-bit floats in base64.
@@ -135,10 +136,10 @@ pub async fn embeddings(
         for (index, vector) in pending.into_iter().enumerate() {
             let vector = cut(vector.await?, dimensions);
             let vector = match format {
-                EncodingFormat::Float => Vector::Float(vector),
+                EncodingFormat::Float => EmbeddingVector::Float(vector),
                 EncodingFormat::Base64 => {
                     let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
-                    Vector::Base64(STANDARD.encode(bytes))
+                    EmbeddingVector::Base64(STANDARD.encode(bytes))
                 }
             };
             data.push(Embedding { object: "embedding", index, vector });

@@ -112,7 +112,7 @@ pub async fn rerank(
     };
     let (pending, scores) = within_timeout(&app, all).await?;
     let best = best_first(&scores).into_iter().take(pending.top_n);
-    let document = |i: usize| pending.documents.as_ref().map(|texts| TextDocument { text: texts[i].clone() });
+    let document = |i: usize| pending.documents.as_ref().map(|inputs| TextDocument { text: texts[i].clone() });
     let result = |index| RankedDocument { index, relevance_score: scores[index], document: document(index) };
     let usage = EmbeddingsUsage::new(pending.n_tokens);
     if let Some(line) = RequestLine::current() {
@@ -144,9 +144,9 @@ impl RerankRequest {
             return Err(ApiError::field("top_n", "top_n must be at least 1"));
         }
         model.scheduler.check_texts(documents.len())?;
-        let texts = self.encode(model, reranker)?;
-        let n_tokens = texts.iter().map(Vec::len).sum();
-        let outputs = texts.into_iter().map(|ids| model.scheduler.embed(client, ids));
+        let inputs = self.encode(model, reranker)?;
+        let n_tokens = inputs.iter().map(Vec::len).sum();
+        let outputs = inputs.into_iter().map(|ids| model.scheduler.embed(client, ids));
         Ok(Pending {
             outputs: outputs.collect::<Result<_, _>>()?,
             reranker: reranker.clone(),
@@ -160,7 +160,7 @@ impl RerankRequest {
     fn encode(&self, model: &LoadedModel, reranker: &Reranker) -> Result<Vec<Vec<u32>>, ApiError> {
         model.check_length(&self.query, "query")?;
         let mut n_tokens = 0;
-        let mut texts = Vec::with_capacity(self.documents.0.len());
+        let mut inputs = Vec::with_capacity(self.documents.0.len());
         for (i, document) in self.documents.0.iter().enumerate() {
             let field = format!("documents[{i}]");
             model.check_length(document, &field)?;
@@ -180,9 +180,9 @@ impl RerankRequest {
                 );
                 return Err(ApiError::field("documents", message));
             }
-            texts.push(ids);
+            inputs.push(ids);
         }
-        Ok(texts)
+        Ok(inputs)
     }
 }
 
@@ -208,7 +208,7 @@ impl<'de> Visitor<'de> for DocumentsVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Documents, A::Error> {
         let mut documents = Vec::new();
-        while let Some(Text(text)) = list.next_element()? {
+        while let Some(DocumentText(text)) = list.next_element()? {
             if documents.len() == MAX_DOCUMENTS {
                 let message = format!("more than {MAX_DOCUMENTS} documents, which is the most of one request");
                 return Err(A::Error::custom(message));
@@ -220,32 +220,32 @@ impl<'de> Visitor<'de> for DocumentsVisitor {
 }
 
 /// The text of a document.
-struct Text(String);
+struct DocumentText(String);
 
-impl<'de> Deserialize<'de> for Text {
+impl<'de> Deserialize<'de> for DocumentText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor)
+        deserializer.deserialize_any(DocumentTextVisitor)
     }
 }
 
-struct TextVisitor;
+struct DocumentTextVisitor;
 
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Text;
+impl<'de> Visitor<'de> for DocumentTextVisitor {
+    type Value = DocumentText;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text or an object with the field text")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
-        Ok(Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<DocumentText, E> {
+        Ok(DocumentText(text.to_owned()))
     }
 
-    fn visit_string<E: Error>(self, text: String) -> Result<Text, E> {
-        Ok(Text(text))
+    fn visit_string<E: Error>(self, text: String) -> Result<DocumentText, E> {
+        Ok(DocumentText(text))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Text, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DocumentText, A::Error> {
         let mut text = None;
         while let Some(name) = map.next_key::<String>()? {
             if name != "text" {
@@ -254,7 +254,7 @@ impl<'de> Visitor<'de> for TextVisitor {
                 return Err(A::Error::duplicate_field("text"));
             }
         }
-        text.map(Text).ok_or_else(|| A::Error::missing_field("text"))
+        text.map(DocumentText).ok_or_else(|| A::Error::missing_field("text"))
     }
 }
 

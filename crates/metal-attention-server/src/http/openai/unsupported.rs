@@ -22,7 +22,7 @@ use Endpoint::{Chat, Completions, Embeddings, Rerank};
 use Neutral::{Negative, Number, True, Word};
 
 /// A field that is refused, and where.
-struct Row {
+struct EndpointField {
     field: RefusedField,
     at: &'static [Endpoint],
 }
@@ -37,13 +37,18 @@ const MAX_TOKENS: &str = "use max_tokens";
 const SAMPLING: &str = "use temperature, top_p, top_k and min_p";
 const PENALTIES: &str = "use presence_penalty, frequency_penalty or repeat_penalty";
 
-const fn field(name: &'static str, at: &'static [Endpoint], neutral: &'static [Neutral], instead: &'static str) -> Row {
-    Row { field: refused(name, neutral, instead), at }
+const fn field(
+    name: &'static str,
+    at: &'static [Endpoint],
+    neutral: &'static [Neutral],
+    instead: &'static str,
+) -> EndpointField {
+    EndpointField { field: refused(name, neutral, instead), at }
 }
 
 /// All fields that are refused.
 #[rustfmt::skip]
-const FIELDS: &[Row] = &[
+const FIELDS: &[EndpointField] = &[
     // What the text must look like.
     field("grammar_lazy", TEXTS, &[], FORM),
     field("grammar_triggers", TEXTS, &[], FORM),
@@ -197,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_asks_for_nothing_is_passed_over() {
-        for Row { field, at } in FIELDS {
+        for EndpointField { field, at } in FIELDS {
             for &endpoint in *at {
                 let empty = [json!(null), json!(""), json!([]), json!({})];
                 let neutral = field.neutral.iter().map(|neutral| match neutral {
@@ -283,8 +288,9 @@ mod tests {
     #[test]
     fn each_field_is_listed_once_for_an_endpoint() {
         for (i, row) in FIELDS.iter().enumerate() {
-            let same =
-                |other: &Row| other.field.name == row.field.name && other.at.iter().any(|at| row.at.contains(at));
+            let same = |other: &EndpointField| {
+                other.field.name == row.field.name && other.at.iter().any(|at| row.at.contains(at))
+            };
             assert!(!FIELDS[..i].iter().any(same), "{}", row.field.name);
         }
     }
