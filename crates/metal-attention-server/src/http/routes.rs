@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::http::peer::Peer;
-    use crate::http::work::Weight;
+    use crate::http::work::WorkSize;
     use crate::http::{HttpOptions, ModelsOptions, metrics};
 
     /// A handler that panics, itself or on a thread that may block, is answered with 500, and tells nothing of the
@@ -192,7 +192,7 @@ mod tests {
         let work = app.clone();
         let blocks = async move || {
             let panics = || -> Result<(), ApiError> { panic!("the secret prompt") };
-            work.work.run(Peer::at([127, 0, 0, 1].into()), Weight::Small, panics).await
+            work.work.run(Peer::at([127, 0, 0, 1].into()), WorkSize::Small, panics).await
         };
         let router = Router::new().route("/panics", get(panics)).route("/blocks", get(blocks));
         let router = router.route("/metrics", get(metrics::metrics));

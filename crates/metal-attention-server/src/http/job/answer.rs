@@ -39,13 +39,13 @@ impl AssembledAnswer {
             ChatEvent::Answer(AnswerEvent::Content(more)) => match self.blocks.last_mut() {
                 Some(AnswerBlock::Text(text)) => text.push_str(&more),
                 Some(AnswerBlock::Thoughts(_) | AnswerBlock::Call(_)) | None => {
-                    self.blocks.push(AnswerBlock::Text(more))
+                    self.blocks.push(AnswerBlock::Text(more));
                 }
             },
             ChatEvent::Answer(AnswerEvent::Reasoning(more)) => match self.blocks.last_mut() {
                 Some(AnswerBlock::Thoughts(text)) => text.push_str(&more),
                 Some(AnswerBlock::Text(_) | AnswerBlock::Call(_)) | None => {
-                    self.blocks.push(AnswerBlock::Thoughts(more))
+                    self.blocks.push(AnswerBlock::Thoughts(more));
                 }
             },
             ChatEvent::Answer(AnswerEvent::CallStart { id, name, .. }) => {

@@ -26,7 +26,7 @@ pub struct ChatJob {
     /// The conversation so far, the first message first.
     pub messages: Vec<Message>,
     /// The functions that the answer may call.
-    pub calls: Calls,
+    pub calls: AllowedCalls,
     /// What the answer must look like, and the field that says so.
     pub form: Option<RequestedForm>,
     /// What is said about thoughts, and the template's variables.

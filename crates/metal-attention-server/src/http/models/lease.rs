@@ -9,7 +9,7 @@ use metal_attention::sampling::SamplerOptions;
 use super::keep_alive::KeepAlive;
 use super::loaded::LoadedModel;
 use super::registry::{Models, ServedModel};
-use super::residency::Held;
+use super::residency::HeldModel;
 use super::source::ModelDefaults;
 use crate::http::ApiError;
 use crate::http::notes::Notes;

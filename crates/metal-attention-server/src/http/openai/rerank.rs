@@ -112,7 +112,7 @@ pub async fn rerank(
     };
     let (pending, scores) = within_timeout(&app, all).await?;
     let best = best_first(&scores).into_iter().take(pending.top_n);
-    let document = |i: usize| pending.documents.as_ref().map(|inputs| TextDocument { text: texts[i].clone() });
+    let document = |i: usize| pending.documents.as_ref().map(|inputs| TextDocument { text: inputs[i].clone() });
     let result = |index| RankedDocument { index, relevance_score: scores[index], document: document(index) };
     let usage = EmbeddingsUsage::new(pending.n_tokens);
     if let Some(line) = RequestLine::current() {

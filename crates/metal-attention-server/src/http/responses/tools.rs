@@ -38,7 +38,7 @@ pub struct ResponseTools(Vec<ResponseTool>);
 #[derive(Debug)]
 pub struct ToolSelection {
     /// The functions.
-    pub calls: Calls,
+    pub calls: AllowedCalls,
     /// The tool that the whole answer is the input of, and the grammar that it follows.
     pub input_tool: Option<(ResponseTool, Form)>,
 }
