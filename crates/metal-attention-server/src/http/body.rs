@@ -1,6 +1,8 @@
-//! Reads a request's JSON body, with errors that name the field.
+//! Reads a request's JSON body into a typed request. Errors name the field.
 //!
-//! The body is split into its fields once ([`Object`]); each field is then read by the one type that has it.
+//! Steps ([`Json`]): check the content type; read the bytes within the limits of [`BodyBudget`]; split the object into
+//! its fields once ([`Object`]); check their sizes ([`limits`]); then each type of the interface reads its own fields
+//! with [`FromJson`]. All steps after the bytes run on a blocking thread.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -26,22 +28,22 @@ use super::peer::Peer;
 use super::work::WorkSize;
 use super::{ApiError, App, HttpOptions};
 
-/// Bytes of a body that count for nothing: connections are few enough for so many each.
+/// Bytes of each body that are not counted: the number of connections bounds their sum.
 const FREE_BYTES: usize = 64 << 10;
 
-/// A type that a JSON object describes.
+/// A request type that is read from a JSON object.
 pub trait FromJson: Sized {
-    /// Reads the fields it knows; unknown ones are passed over.
+    /// Reads the known fields; unknown ones are ignored.
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError>;
 }
 
-/// A JSON object, split into its fields. A field's value is read when a type takes it.
+/// A JSON object, split into its fields. Values stay unparsed until a type reads them.
 pub struct Object<'a> {
     fields: Vec<(Cow<'a, str>, &'a RawValue)>,
 }
 
 impl<'a> Object<'a> {
-    /// Splits `json`, which has to be one object.
+    /// Splits `json`, which must be one object of at most [`MAX_FIELDS`] fields.
     pub fn split(json: &'a [u8]) -> Result<Self, ApiError> {
         let (mut reader, mut fields) = (serde_json::Deserializer::from_slice(json), Vec::new());
         match reader.deserialize_map(FieldsVisitor(&mut fields)).and_then(|()| reader.end()) {
@@ -54,23 +56,23 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The fields, as the body has them.
+    /// The fields in the order of the body.
     pub fn fields(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
         self.fields.iter().map(|(name, value)| (&**name, *value))
     }
 
-    /// The value of a field; where the body has several of the name, the last one.
+    /// The unparsed value of a field. Where the body has the name several times, the last one.
     pub fn get(&self, name: &str) -> Option<&'a RawValue> {
         self.fields().filter(|(known, _)| *known == name).last().map(|(_, value)| value)
     }
 
-    /// Reads the fields that `T` has. An error names the field.
+    /// Reads the fields of `T`. An error names the field.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         serde_path_to_error::deserialize(self).map_err(|error| field_error(&error.path().to_string(), error.inner()))
     }
 }
 
-/// Collects the fields of an object, and one more than it may have at most.
+/// Collects the fields of an object, up to one more than [`MAX_FIELDS`].
 struct FieldsVisitor<'f, 'a>(&'f mut Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de> Visitor<'de> for FieldsVisitor<'_, 'de> {
@@ -91,11 +93,11 @@ impl<'de> Visitor<'de> for FieldsVisitor<'_, 'de> {
     }
 }
 
-/// A field's name, borrowed where it has no escapes.
+/// A field's name, borrowed unless it has escapes.
 #[derive(serde::Deserialize)]
 struct BorrowedName<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// A value of a field. Where a type passes the field over nothing is read.
+/// A field's unparsed value.
 struct FieldValue<'a>(&'a RawValue);
 
 impl<'de> IntoDeserializer<'de, serde_json::Error> for FieldValue<'de> {
@@ -114,7 +116,7 @@ impl<'de> Deserializer<'de> for &Object<'de> {
         MapDeserializer::new(fields).deserialize_any(visitor)
     }
 
-    /// Hands out the fields that the struct has, and no others.
+    /// Passes only the fields that the struct has.
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
@@ -131,7 +133,7 @@ impl<'de> Deserializer<'de> for &Object<'de> {
     }
 }
 
-/// A `T` that an object describes: serde takes a list of a struct's fields, too.
+/// A `T` that must be sent as an object: serde would also accept a list of a struct's fields.
 #[derive(Debug, Clone)]
 pub struct OnlyObject<T>(pub T);
 
@@ -155,12 +157,12 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyObjectVisitor<T> {
     }
 }
 
-/// A request's body, read as JSON. It counts as held by the server as long as this lives.
+/// A request that was read from a JSON body. Its body counts against [`BodyBudget`] as long as this lives.
 pub struct Json<T> {
     request: T,
-    /// Who asks.
+    /// The client's address.
     pub peer: Peer,
-    /// How much work it is.
+    /// The amount of CPU work that the request causes.
     pub work_size: WorkSize,
     _held: BodyReservation,
 }
@@ -199,8 +201,8 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
     }
 }
 
-/// A body that may be left out: then the request has no fields. A page elsewhere can make a browser send that without asking this
-/// server first, so a request of a page needs a body.
+/// A request whose body may be empty; it then has no fields. A web page of another site can make a browser send an
+/// empty body without a CORS preflight, so requests from pages need a body.
 pub struct OptionalJson<T>(pub T);
 
 impl<T: FromJson + Clone + Default + Send + 'static> FromRequest<App> for OptionalJson<T> {
@@ -214,18 +216,19 @@ impl<T: FromJson + Clone + Default + Send + 'static> FromRequest<App> for Option
     }
 }
 
-/// The error of the field at `path`.
+/// Returns the error of the field at `path`.
 fn field_error(path: &str, error: &serde_json::Error) -> ApiError {
     let mut message = error.to_string();
-    // The place in the body is of use only to those who wrote it by hand.
+    // The position in the body only helps a person who wrote it by hand.
     if let Some(at) = message.rfind(&format!(" at line {} column {}", error.line(), error.column())) {
         message.truncate(at);
     }
     if path == "." { ApiError::invalid(message) } else { ApiError::field(path, format!("{path}: {message}")) }
 }
 
-/// A page elsewhere can make a browser send other types without asking this server first. ollama's paths take what
-/// `curl -d` sends where no browser does: a browser names the page's origin.
+/// Refuses content types other than JSON: a web page of another site can make a browser send those without a CORS
+/// preflight. The paths of ollama also accept what `curl -d` sends, unless a browser sends it, which names the page's
+/// origin.
 fn check_content_type(headers: &HeaderMap, dialect: Dialect) -> Result<(), ApiError> {
     let value = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let essence = value.split(';').next().unwrap_or_default().trim();
@@ -239,12 +242,12 @@ fn check_content_type(headers: &HeaderMap, dialect: Dialect) -> Result<(), ApiEr
     Err(ApiError::invalid(format!("the Content-Type must be application/json, not {essence:?}")))
 }
 
-/// Whether a page of any origin sends the request.
+/// Whether a browser sends the request for a web page.
 fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
 }
 
-/// The whole body: within `read_timeout`, not longer than `max_body`, and as long as `held` may grow.
+/// Reads the whole body. Fails after `read_timeout`, beyond `max_body` bytes, or where `held` cannot grow.
 async fn read(body: Body, options: &HttpOptions, held: &mut BodyReservation) -> Result<Vec<u8>, ApiError> {
     let most = options.max_body;
     if body.size_hint().lower() > most as u64 {
@@ -268,27 +271,28 @@ async fn read(body: Body, options: &HttpOptions, held: &mut BodyReservation) -> 
         .unwrap_or_else(|_| Err(ApiError::request_timeout(options.read_timeout)))
 }
 
-/// The bodies of all requests that are being read or worked on.
+/// The memory that request bodies occupy, from their first byte until their request is answered.
 pub struct BodyBudget {
-    /// Most bytes of all of them.
+    /// Maximum bytes of all bodies.
     all: usize,
-    /// Most bytes of one client's.
+    /// Maximum bytes of the bodies of one client.
     each: usize,
+    /// Bytes by client.
     held: Mutex<HashMap<Peer, usize>>,
 }
 
 impl BodyBudget {
-    /// At most `all` bytes, and of one client half of that. A single body of `max_body` has room in any case.
+    /// A budget of `all` bytes, half of which one client may use. A single body of `max_body` bytes always fits.
     pub fn new(all: usize, max_body: usize) -> Arc<Self> {
         Arc::new(Self { all: all.max(max_body), each: (all / 2).max(max_body), held: Mutex::default() })
     }
 
-    /// A body of `peer`, of which nothing has arrived yet.
+    /// Returns a reservation of no bytes for a body of `peer`.
     fn reserve(self: &Arc<Self>, peer: Peer) -> BodyReservation {
         BodyReservation { bodies: Arc::clone(self), peer, bytes: 0 }
     }
 
-    /// Bytes that are held now.
+    /// Bytes that bodies occupy now.
     pub fn bytes(&self) -> usize {
         self.held().values().sum()
     }
@@ -298,16 +302,17 @@ impl BodyBudget {
     }
 }
 
-/// A body's part of what may be held, released on drop.
+/// The bytes of one body in the budget. Dropping it releases them.
 struct BodyReservation {
     bodies: Arc<BodyBudget>,
+    /// The client.
     peer: Peer,
-    /// Bytes that count.
+    /// Bytes that count, without the first [`FREE_BYTES`].
     bytes: usize,
 }
 
 impl BodyReservation {
-    /// The body has `len` bytes by now. An error where there is no room for them.
+    /// Grows the reservation to a body of `len` bytes. Fails, without a change, where that exceeds the budget.
     fn grow(&mut self, len: usize) -> Result<(), ApiError> {
         let more = len.saturating_sub(FREE_BYTES).saturating_sub(self.bytes);
         if more == 0 {
@@ -391,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn curl_needs_no_type_for_ollama_but_a_page_does() {
+    fn ollama_paths_accept_form_bodies_from_curl_but_not_from_pages() {
         let check = |kind: &str, more: &[(&'static str, &str)]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, kind.parse().unwrap());

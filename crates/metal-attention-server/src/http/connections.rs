@@ -1,8 +1,10 @@
-//! The open connections: how many there may be, and which is given up where another needs its place.
+//! The open connections: their limits, and which one is closed for a new one.
 //!
-//! Every connection is taken. Where there are as many as there may be, one that waits for its client makes room. Where
-//! none does, the new one gets an extra place, which serves those that watch over the server and tells others to come
-//! back later.
+//! Every connection is accepted. At a limit, a connection that waits for its client (an idle one, or one that does not
+//! send or read) is closed to admit the new one. Where there is none, the new connection is admitted beyond the limit
+//! as an extra one: it serves the monitoring paths and answers everything else with 429 or 503.
+//!
+//! "Evict" means: close a connection for another.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,52 +16,57 @@ use tokio::sync::Notify;
 
 use super::peer::Peer;
 
-/// Places beyond the limits.
+/// Extra connections beyond the limits.
 pub const EXTRA_CONNECTIONS: usize = 64;
-/// What a client has to send may be on its way for so long: where only a few connections wait for their clients, those that
-/// are so new are not given up.
+/// The time in which data of a client may still be in transit. Where at most [`FEW_WAITING`] connections wait for their
+/// clients, those that began to wait within this time are not evicted.
 pub const TRANSIT_TIME: Duration = Duration::from_millis(50);
+/// See [`TRANSIT_TIME`].
 const FEW_WAITING: usize = 4;
-/// How long a new connection waits for an extra place, and how often it looks: requests there are answered at once.
+/// Attempts to admit a new connection, and the time between two: extra connections end soon.
 const PERMIT_TRIES: u32 = 25;
 const PERMIT_RETRY: Duration = Duration::from_millis(10);
-/// A client that takes nothing of its answer for so long may lose its place to another.
+/// The time without progress of a response after which a connection counts as waiting for its client.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// Why a connection has an extra place only.
+/// The limit that a connection exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExceededLimit {
-    /// Its address has as many connections as one may have.
+    /// The maximum of its address.
     Address,
-    /// There are as many connections as there may be.
+    /// The maximum of the server.
     Server,
 }
 
-/// What a connection waits for, in the order in which they are given up.
+/// What a connection waits for. The order is the order of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum WaitsFor {
-    /// The client, to send a request's head: it may never have another one.
+    /// The client, which has to send the head of a request: it may never send another one.
     Head,
-    /// The client, to send the rest of a body.
+    /// The client, which has to send the rest of a body.
     Body,
-    /// The server, which makes an answer.
+    /// The server, which computes a response.
     Answer,
 }
 
-/// An open connection: an extension of its requests.
+/// An open connection, as its requests see it (a request extension).
 pub struct ClientConnection {
-    /// Whose it is.
+    /// The client's address.
     peer: Peer,
-    /// Set where it has an extra place only.
+    /// The limit that this connection exceeds: it is an extra one. `None`: an ordinary one.
     pub exceeded_limit: Option<ExceededLimit>,
+    /// What it waits for.
     state: Mutex<ConnectionState>,
+    /// Notified when it is evicted.
     evicted: Notify,
 }
 
+/// What a connection waits for.
 struct ConnectionState {
     wait: WaitsFor,
+    /// Since when.
     since: Instant,
-    /// Since when the client takes nothing of its answer.
+    /// Since when the client reads nothing of its response; `None`: it reads.
     stuck: Option<Instant>,
 }
 
@@ -69,22 +76,22 @@ impl ClientConnection {
         Self { peer, exceeded_limit, state: Mutex::new(state), evicted: Notify::new() }
     }
 
-    /// Its client has sent a head, or the whole of a body: it waits for the server.
+    /// Sets that the client has sent a head, or a whole body, and waits for the server.
     pub fn waits_for_answer(&self) {
         self.set(WaitsFor::Answer);
     }
 
-    /// Its client is about to send a body.
+    /// Sets that the client is about to send a body.
     pub fn waits_for_body(&self) {
         self.set(WaitsFor::Body);
     }
 
-    /// The answer is on its way: the next thing is another request.
+    /// Sets that the response was sent: the next thing is another request.
     pub fn waits_for_head(&self) {
         self.set(WaitsFor::Head);
     }
 
-    /// Whether the client takes its answer.
+    /// Sets whether the client reads its response.
     pub fn takes_answer(&self, takes: bool) {
         let mut state = self.state();
         if takes {
@@ -94,7 +101,7 @@ impl ClientConnection {
         }
     }
 
-    /// Ready once the place is wanted by another.
+    /// Waits until the connection is evicted.
     pub async fn evicted(&self) {
         self.evicted.notified().await;
     }
@@ -104,7 +111,7 @@ impl ClientConnection {
         (state.wait, state.since) = (wait, Instant::now());
     }
 
-    /// What the client is waited for, and since when; `None` where it is not its turn.
+    /// The wait for the client and its begin; `None`: the connection waits for the server, or its client reads.
     fn waits_for_client(&self) -> Option<(WaitsFor, Instant)> {
         let state = self.state();
         match (state.wait, state.stuck) {
@@ -119,34 +126,37 @@ impl ClientConnection {
     }
 }
 
-/// All open connections.
+/// All open connections, and their limits.
 pub struct Connections {
-    /// Most at a time.
+    /// Maximum number of connections.
     all: usize,
-    /// Most of one address.
+    /// Maximum number of connections of one address.
     each: usize,
     open: Mutex<Vec<Arc<ClientConnection>>>,
+    /// Connections that were evicted so far.
     evicted: AtomicU64,
+    /// Connections that exceeded a limit so far, refused ones included.
     refused: AtomicU64,
 }
 
 impl Connections {
-    /// None yet, and at most `all` at a time, `each` of one address.
+    /// No connections; at most `all` at a time, and `each` of one address.
     pub fn new(all: usize, each: usize) -> Self {
         Self { all, each, open: Mutex::default(), evicted: AtomicU64::new(0), refused: AtomicU64::new(0) }
     }
 
-    /// How many are open.
+    /// The number of open connections.
     pub fn len(&self) -> usize {
         self.open().len()
     }
 
-    /// How many were given up for others so far, and how many got an extra place or none.
+    /// Counts since the start: connections that were evicted, and those that exceeded a limit.
     pub fn evicted_and_refused(&self) -> (u64, u64) {
         (self.evicted.load(Ordering::Relaxed), self.refused.load(Ordering::Relaxed))
     }
 
-    /// A place for a connection of `peer`. `None` where not even an extra one comes free within a quarter of a second.
+    /// Admits a connection of `peer`, if need be as an extra one. `None`: no extra one became free within
+    /// [`PERMIT_TRIES`] times [`PERMIT_RETRY`]; the connection is to be closed.
     pub async fn admit_soon(self: &Arc<Self>, peer: Peer) -> Option<ConnectionPermit> {
         for _ in 0..PERMIT_TRIES {
             if let Some(permit) = self.admit(peer) {
@@ -158,7 +168,7 @@ impl Connections {
         None
     }
 
-    /// A place for a connection of `peer`. `None` where not even an extra one is free.
+    /// Admits a connection of `peer`, if need be as an extra one; `None` where not even an extra one is free.
     fn admit(self: &Arc<Self>, peer: Peer) -> Option<ConnectionPermit> {
         let mut open = self.open();
         let count = |open: &[Arc<ClientConnection>], of: Option<Peer>| {
@@ -189,13 +199,14 @@ impl Connections {
         Some(ConnectionPermit { connections: Arc::clone(self), connection })
     }
 
-    /// Gives up one connection that waits for its client: the system has no room for more.
+    /// Evicts one connection that waits for its client, after the system has run out of file descriptors.
     pub fn evict_any(&self) {
         self.evict(&mut self.open(), |_| true);
     }
 
-    /// Gives up one of the connections that `may_evict` and wait for their clients: of the address that has most of them, the
-    /// one whose client has least to lose. False where there is none.
+    /// Evicts one of the connections that `may_evict` accepts and that wait for their clients. Chosen is the address
+    /// with most connections, and there the connection in the order of [`WaitsFor`], the longest wait first. Returns
+    /// whether there was one.
     fn evict(&self, open: &mut Vec<Arc<ClientConnection>>, may_evict: impl Fn(&ClientConnection) -> bool) -> bool {
         let mut of_peer = HashMap::new();
         for connection in &*open {
@@ -218,10 +229,10 @@ impl Connections {
     }
 }
 
-/// A connection's place, released on drop.
+/// The permit of an open connection. Dropping it removes the connection from [`Connections`].
 pub struct ConnectionPermit {
     connections: Arc<Connections>,
-    /// Whose place it is.
+    /// The connection.
     pub connection: Arc<ClientConnection>,
 }
 
@@ -243,7 +254,7 @@ mod tests {
         connections.open().iter().any(|open| Arc::ptr_eq(open, &permit.connection))
     }
 
-    /// Lets all connections have waited for a while.
+    /// Makes all connections look as if they had waited for a while.
     fn wait_a_while(connections: &Connections) {
         for connection in &*connections.open() {
             let mut state = connection.state();
@@ -251,7 +262,7 @@ mod tests {
         }
     }
 
-    /// Connections of `peer` that wait for answers.
+    /// Connections of `of` that wait for responses.
     fn busy(connections: &Arc<Connections>, of: Peer, n: usize) -> Vec<ConnectionPermit> {
         let admit = |_| {
             let permit = connections.admit(of).unwrap();
@@ -262,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_client_makes_room() {
+    fn connections_that_wait_for_their_client_are_evicted() {
         let connections = Arc::new(Connections::new(3, 3));
         let [idle, uploads, works] = [(); 3].map(|()| connections.admit(peer(1)).unwrap());
         uploads.connection.waits_for_body();
@@ -282,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_most_makes_room_first() {
+    fn the_address_with_most_connections_is_evicted_first() {
         let connections = Arc::new(Connections::new(4, 4));
         let one = connections.admit(peer(1)).unwrap();
         let many = [(); 3].map(|()| connections.admit(peer(2)).unwrap());
@@ -295,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_its_share() {
+    fn an_address_has_a_limit_of_its_own() {
         let connections = Arc::new(Connections::new(4, 2));
         let _busy = busy(&connections, peer(1), 2);
         assert_eq!(connections.admit(peer(1)).unwrap().connection.exceeded_limit, Some(ExceededLimit::Address));
@@ -304,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_places_come_to_an_end_too() {
+    fn extra_connections_have_a_limit_too() {
         let connections = Arc::new(Connections::new(1, 1));
         let mut places = busy(&connections, peer(1), 1 + EXTRA_CONNECTIONS);
         assert!(connections.admit(peer(2)).is_none());
@@ -316,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_does_not_read_makes_room() {
+    fn the_connection_of_a_client_that_does_not_read_is_evicted() {
         let connections = Arc::new(Connections::new(1, 1));
         let places = busy(&connections, peer(1), 1);
         places[0].connection.takes_answer(false);

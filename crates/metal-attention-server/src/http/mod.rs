@@ -1,8 +1,10 @@
-//! The server's HTTP side: OpenAI's interface over a [`Scheduler`](metal_attention::scheduler::Scheduler).
+//! The HTTP server: the interfaces of OpenAI, Anthropic, ollama and llama.cpp over a
+//! [`Scheduler`](metal_attention::scheduler::Scheduler).
 //!
-//! `server.rs` takes connections and ends them; `routes.rs` says which path leads where and what a request passes
-//! before; one file an endpoint has its types and what it does. `answer.rs` turns the scheduler's events into a whole
-//! answer or a stream.
+//! A request passes: `server.rs` (accepts connections), `routes.rs` and `guard.rs` (middleware), `body.rs` (JSON to a
+//! typed request), the handler in the folder of its interface (`openai/`, `responses/`, `anthropic/`, `ollama/`,
+//! `llama_cpp/`), `models/` (leases the model), `job/` (prompt, grammar and submission, without an interface's names),
+//! and `streaming.rs` (events to a response).
 
 mod anthropic;
 mod app;
@@ -56,7 +58,8 @@ pub use responses::{ResponseStore, StoreError, StoreLimits};
 pub use server::{Listeners, ServeError, serve};
 pub use work::THREADS;
 
-/// Does with a request what takes a moment, where it holds up nobody. The request is gone when it is done.
+/// Runs `work`, the CPU-bound part of a request (templates, tokenisation, grammars, submission), on a blocking thread
+/// within the request timeout. The request and its body are dropped afterwards.
 async fn prepare<R: Send + 'static, T: Send + 'static>(
     app: &App,
     request: Json<R>,
@@ -66,7 +69,7 @@ async fn prepare<R: Send + 'static, T: Send + 'static>(
     within_timeout(app, app.work.run(request.peer, request.work_size, move || work(&owned, &request))).await
 }
 
-/// Does what takes a moment and belongs to no body, where it holds up nobody.
+/// Runs `work` that needs no body, such as reading folders, on a blocking thread.
 async fn run_blocking<T: Send + 'static>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
@@ -75,7 +78,7 @@ async fn run_blocking<T: Send + 'static>(
     task_outcome(tokio::task::spawn_blocking(move || work(&owned)).await)
 }
 
-/// What a task came to. Its panic is the request's; the layer that catches panics makes an answer of it.
+/// The outcome of a task. A panic is resumed here: the middleware `catch_panic` turns it into an error response.
 fn task_outcome<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T, ApiError> {
     outcome.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -83,7 +86,8 @@ fn task_outcome<T>(outcome: Result<Result<T, ApiError>, JoinError>) -> Result<T,
     })
 }
 
-/// What `work` comes to, within the longest time of a request. Where that is over, `work` is dropped, and with it what it submitted.
+/// Waits for `work` at most for the request timeout (`--timeout`). Afterwards `work` is dropped, which cancels the
+/// sequences that it has submitted.
 async fn within_timeout<T>(
     app: &app::AppState,
     work: impl Future<Output = Result<T, ApiError>>,
@@ -94,7 +98,7 @@ async fn within_timeout<T>(
     }
 }
 
-/// Seconds since 1970.
+/// The time in seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

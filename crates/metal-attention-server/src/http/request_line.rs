@@ -1,4 +1,4 @@
-//! One line in the log for each request, when its answer has ended.
+//! One log line for each request, written when its response has ended.
 
 use std::fmt::Write;
 use std::future::Future;
@@ -11,83 +11,87 @@ tokio::task_local! {
     static CURRENT: Arc<RequestLine>;
 }
 
-/// The target of the lines, for log filters.
+/// The target of these lines, for log filters.
 pub const LOG_TARGET: &str = "requests";
 
-/// What the log says about a request. The line is written when the last handle is dropped: that of the response's head, or
-/// that of a stream that goes on after it. Neither prompts nor keys nor queries are in it.
+/// The log line of one request. It is written when the last reference is dropped: by the response's head, or by a
+/// stream that continues after it. It contains no prompts, keys or queries.
 #[derive(Debug)]
 pub struct RequestLine {
+    /// The request's id.
     id: String,
     method: String,
     route: String,
-    /// Watchers come every few seconds: their lines have the level debug.
+    /// Whether a monitoring path is requested: such lines have the level debug.
     is_monitoring: bool,
     started: Instant,
     state: Mutex<LineState>,
 }
 
-/// What is known of a request so far.
+/// The contents of the line that are known so far.
 #[derive(Debug, Default)]
 struct LineState {
-    /// The status, once the head of the answer is there.
+    /// The status; `None` until the head of the response is ready.
     status: Option<u16>,
-    /// How long it waited for its model to be loaded.
+    /// The time that the request waited for its model to load; `None`: it was loaded.
     model_load: Option<Duration>,
-    /// Tokens of the prompts, those of them that were in the KV cache, and tokens generated.
+    /// Tokens of the prompts, tokens of them found in the prefix cache, and generated tokens.
     tokens: Option<(usize, usize, usize)>,
-    /// From a text's submission to its first token, and to its last one: of the texts the first, and the last.
+    /// The time from the submission to the first token of any sequence.
     first_token: Option<Duration>,
+    /// The time from the submission to the last token of any sequence.
     last_token: Option<Duration>,
-    /// Texts that have begun and not ended, and their tokens so far.
+    /// Sequences that have not ended.
     open: usize,
+    /// Tokens that were generated so far.
     sent: usize,
+    /// Whether a sequence has failed.
     failed: bool,
 }
 
 impl RequestLine {
-    /// Of a request that begins now.
+    /// The line of a request that begins now. `route`: the router's pattern, not the path.
     pub fn new(id: String, method: &str, route: &str, is_monitoring: bool) -> Arc<Self> {
         let (method, route) = (method.to_owned(), route.to_owned());
         Arc::new(Self { id, method, route, is_monitoring, started: Instant::now(), state: Mutex::default() })
     }
 
-    /// Runs `request`, within which [`current`](Self::current) is this line.
+    /// Runs `request`, inside which [`current`](Self::current) returns this line.
     pub fn scope<F: Future>(self: Arc<Self>, request: F) -> impl Future<Output = F::Output> {
         CURRENT.scope(self, request)
     }
 
-    /// The line of the request that runs; none outside of one.
+    /// The line of the running request; `None` outside of one.
     pub fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }
 
-    /// The head of the answer has this status.
+    /// Sets the status of the response.
     pub fn status(&self, status: u16) {
         self.state().status = Some(status);
     }
 
-    /// The request waited this long for its model to be loaded.
+    /// Sets the time that the request waited for its model to load.
     pub fn waited_for_model(&self, time: Duration) {
         self.state().model_load = Some(time);
     }
 
-    /// How long the request waited for its model to be loaded; `None`: it was loaded.
+    /// The time that the request waited for its model to load; `None`: it was loaded.
     pub fn model_load(&self) -> Option<Duration> {
         self.state().model_load
     }
 
-    /// The request had so many tokens in all its texts, and none are generated.
+    /// Sets the number of prompt tokens of a request that generates none (embeddings, ranking).
     pub fn prompt_tokens(&self, n: usize) {
         self.state().tokens = Some((n, 0, 0));
     }
 
-    /// The request has so many texts.
+    /// Sets the number of the request's sequences.
     pub fn sequences(&self, n: usize) {
         self.state().open = n;
     }
 
-    /// Something happened to one of its texts.
+    /// Counts an event of one of its sequences.
     pub fn event(&self, event: &Event) {
         let mut state = self.state();
         match event {
@@ -116,7 +120,7 @@ impl RequestLine {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The line, after `took`.
+    /// The line of a request that took `took`.
     fn text(&self, took: Duration) -> String {
         let state = self.state();
         let mut line = format!("{} {} ", self.method, self.route);
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_a_request_took() {
+    fn a_line_has_the_tokens_and_times_of_a_request() {
         let line = RequestLine::new("req-1".into(), "POST", "/v1/completions", false);
         assert_eq!(line.text(Duration::from_millis(10)), "POST /v1/completions client left in 0.01 s, req-1");
         line.status(200);

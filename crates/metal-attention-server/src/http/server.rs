@@ -1,4 +1,4 @@
-//! Takes connections, and ends them when it is time.
+//! Accepts connections, serves them, and shuts the server down in order.
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,33 +22,33 @@ use super::models::{ModelsOptions, SourceError, StartFailure};
 use super::peer::Peer;
 use super::{HttpOptions, routes};
 
-/// Room for a request's head; a connection has no more until a body is read.
+/// Maximum bytes of a request's head, and of a connection's buffer before a body.
 const MAX_HEAD: usize = 64 << 10;
 
-/// How long a connection in an extra place may take to send a request's head.
+/// Maximum time for the head of a request on an extra connection.
 const EXTRA_HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Connections at a time of those that watch over the server.
+/// Maximum connections to the monitoring port.
 const MONITORING_CONNECTIONS: usize = 32;
 
-/// How long answers may take to reach their clients once nothing is generated any more.
+/// The time in which responses may still be sent after the last token is generated.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Why a server ended by itself.
+/// The reason why a server ended without a shutdown signal.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// A model that the server starts with could not be loaded.
+    /// A model that is loaded at the start could not be loaded.
     #[error("{0}")]
     Load(SourceError),
-    /// The system gave no thread to load the model on.
+    /// The system could not start a thread to load the model on.
     #[error(
         "cannot start a thread to load the model on: {0}; the limit of processes (ulimit -u) or of memory is too low"
     )]
     Thread(std::io::Error),
-    /// A defect: loading the model panicked.
+    /// Loading the model panicked.
     #[error("loading the model met a defect, which is told above: the server has ended")]
     LoadPanicked,
-    /// A defect: the engine's thread panicked. All requests were told.
+    /// The engine's thread panicked. All requests were answered with an error.
     #[error("the engine met a defect ({0}): the server has ended, and can be started again")]
     Engine(Arc<str>),
 }
@@ -58,18 +58,18 @@ impl From<StartFailure> for ServeError {
         match failure {
             StartFailure::Load(error) => Self::Load(error),
             StartFailure::Thread(error) => Self::Thread(error),
-            // The thread has said why.
+            // The thread has logged why.
             StartFailure::Panicked => Self::LoadPanicked,
         }
     }
 }
 
-/// Where a server listens.
+/// The sockets that a server listens on.
 pub struct Listeners {
     /// For requests. At least one.
     pub requests: Vec<TcpListener>,
-    /// For those that watch over the server: `/health`, `/ready` and `/metrics` alone, without a key. It has connections of
-    /// its own, however many requests there are.
+    /// For monitoring: `/health`, `/ready` and `/metrics` alone, without a key. Its connections are counted separately,
+    /// so it answers even when the server has no free connection.
     pub monitoring: Option<TcpListener>,
 }
 
@@ -79,11 +79,14 @@ impl From<TcpListener> for Listeners {
     }
 }
 
-/// Serves `models` on `listeners` until `shutdown` is ready, and for the drain's delay from there on; then until the
-/// running requests are finished or the grace is over; meanwhile new requests are told to go elsewhere. Where a model that
-/// the server starts with cannot be loaded the server ends with the error. Where the engine of the only model meets a
-/// defect the server ends too, once all have been told: what watches over it starts it again, with a forward pass that
-/// nothing is wrong with.
+/// Serves `models` on `listeners` until `shutdown` completes. Must run within a tokio runtime.
+///
+/// Shutdown: for `drain_delay`, `/ready` fails while requests are still accepted; then new requests are refused, and
+/// running ones may finish for `grace`.
+///
+/// Errors: a model that is loaded at the start fails to load, or the engine of the only model panics. In the second
+/// case all requests are answered before the server ends, so that a supervisor can start it again with a fresh forward
+/// pass.
 pub async fn serve(
     listeners: impl Into<Listeners>,
     options: HttpOptions,
@@ -91,11 +94,11 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let Listeners { requests: listeners, monitoring } = listeners.into();
-    // Everybody on this machine is let in where no key is asked for, and nobody else.
+    // Without keys, the loopback is open to all programs of this machine, and the server to nothing else.
     let on_loopback = listeners.iter().all(is_loopback);
     let checks_host = on_loopback && options.keys.is_empty();
     let app = App::new(options, models, on_loopback);
-    // Ends with this function.
+    // Aborted when this function returns.
     let mut background = JoinSet::new();
     if let Some(listener) = monitoring {
         background.spawn(serve_monitoring(listener, app.clone()));
@@ -125,7 +128,7 @@ pub async fn serve(
                 break;
             }
             (stream, peer) = accept(&listeners, &app.connections) => {
-                // Who connects is about to ask.
+                // A new connection usually sends a request at once: the scheduler may delay a step for it.
                 if let Some(scheduler) = app.models.only_scheduler() {
                     scheduler.announce();
                 }
@@ -133,7 +136,7 @@ pub async fn serve(
             }
         }
     }
-    // Routers hear that the server goes, while it takes requests as ever.
+    // Load balancers see `/ready` fail while requests are still accepted.
     if failure.is_none() && !is_loading && !app.options.drain_delay.is_zero() {
         app.leave();
         let mut delay = pin!(tokio::time::sleep(app.options.drain_delay));
@@ -151,7 +154,8 @@ pub async fn serve(
     app.shut_down();
     let grace = app.options.grace;
     let requests = app.models.shut_down(grace);
-    // Who comes now is told so, instead of finding nobody: routers take a moment to hear that the server is not ready any more.
+    // New connections are answered with 503 rather than refused: load balancers notice with a delay that the server is
+    // not ready.
     let flushed = tokio::time::timeout(grace.saturating_add(FLUSH), end(acceptor.close()));
     let mut ended = pin!(async { tokio::join!(requests, flushed).1 });
     let flushed = loop {
@@ -168,13 +172,14 @@ pub async fn serve(
     failure.map_or(Ok(()), Err)
 }
 
-/// Ends connections: those that carry nothing as soon as what is on its way must have come, the others with their answer.
+/// Ends connections: idle ones after the time in which a request may still be in transit, the others after their
+/// response.
 async fn end(connections: GracefulShutdown) {
     tokio::time::sleep(TRANSIT_TIME).await;
     connections.shutdown().await;
 }
 
-/// Answers those that watch over the server, to its very end.
+/// Serves the monitoring port until the server ends.
 async fn serve_monitoring(listener: TcpListener, app: App) {
     let router = routes::monitoring_router(&app, is_loopback(&listener));
     let acceptor = Acceptor {
@@ -191,13 +196,17 @@ fn is_loopback(listener: &TcpListener) -> bool {
     listener.local_addr().is_ok_and(|address| address.ip().is_loopback())
 }
 
-/// Lets connections in.
+/// Serves accepted connections with one router.
+/// The shared state.
 struct Acceptor {
+    /// The routes.
     app: App,
+    /// The connections and their limits; the monitoring port has its own.
     router: Router,
+    /// Ends the connections at a shutdown.
     connections: Arc<Connections>,
     graceful: GracefulShutdown,
-    /// A connection carries one request only.
+    /// Whether each connection carries one request only, during a shutdown.
     closes: bool,
 }
 
@@ -207,21 +216,21 @@ impl Acceptor {
         Self { app: app.clone(), router, connections, graceful: GracefulShutdown::new(), closes: false }
     }
 
-    /// Serves a connection, where there is a place for it. Where not even an extra one is free it is closed.
+    /// Serves a connection on a new task. Closes it where not even an extra connection can be admitted.
     async fn spawn_connection(&self, stream: TcpStream, peer: Peer) {
         if let Some(permit) = self.connections.admit_soon(peer).await {
             tokio::spawn(serve_connection(stream, peer, permit, self));
         }
     }
 
-    /// The connections so far, to be ended. Those to come carry one request.
+    /// Returns the present connections, to be ended; later ones carry one request each.
     fn close(&mut self) -> GracefulShutdown {
         self.closes = true;
         std::mem::take(&mut self.graceful)
     }
 }
 
-/// Waits for the engine of the only model to meet a defect.
+/// Waits until the engine of the only model panics. Never returns where there are several models.
 async fn engine_defect(app: &App) -> Arc<str> {
     match app.models.only_scheduler() {
         Some(scheduler) => scheduler.wait_for_defect().await,
@@ -229,17 +238,17 @@ async fn engine_defect(app: &App) -> Arc<str> {
     }
 }
 
-/// The next connection.
+/// Accepts the next connection of any listener.
 async fn accept(listeners: &[TcpListener], connections: &Connections) -> (TcpStream, Peer) {
     loop {
         let (accepted, ..) = select_all(listeners.iter().map(|listener| Box::pin(listener.accept()))).await;
         match accepted {
             Ok((stream, address)) => return (stream, Peer::at(address.ip())),
-            // The client went away, or there are too many open files: both pass, the latter with a connection that waits
-            // for its client.
+            // The client has disconnected, or too many files are open: both pass. In the second case an idle connection
+            // is closed.
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
-                if !is_of_the_client(&error) {
+                if !is_client_error(&error) {
                     connections.evict_any();
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -248,8 +257,8 @@ async fn accept(listeners: &[TcpListener], connections: &Connections) -> (TcpStr
     }
 }
 
-/// Whether the connection that was to be accepted is at fault, and not this machine.
-fn is_of_the_client(error: &std::io::Error) -> bool {
+/// Whether the client, not this machine, caused the failure of `accept`.
+fn is_client_error(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | WouldBlock)
 }
@@ -261,7 +270,8 @@ fn serve_connection(
     acceptor: &Acceptor,
 ) -> impl Future<Output = ()> + Send + 'static {
     let options = &acceptor.app.options;
-    // Without it tokens wait for each other. A connection that cannot is served all the same.
+    // Without it, tokens are delayed by Nagle's algorithm. A connection that does not support it is served all the
+    // same.
     let _ = stream.set_nodelay(true);
     let connection = Arc::clone(&permit.connection);
     let stream = ClientStream::new(stream, Arc::clone(&connection), options.write_timeout);
@@ -287,7 +297,7 @@ fn serve_connection(
     async move {
         tokio::select! {
             result = served => if let Err(error) = result {
-                // Clients that go away or send no HTTP are everyday life.
+                // Clients that disconnect or do not send HTTP are ordinary.
                 tracing::debug!("a connection ended early: {error}");
             },
             () = permit.connection.evicted() => tracing::debug!("a connection was given up for another"),

@@ -1,7 +1,8 @@
-//! Work that takes a moment: on threads that may block, shared out so that nobody's large requests hold up others.
+//! Limits the CPU work of requests (parsing, templates, tokenisation, grammars) on blocking threads, so that large
+//! requests of one client do not delay other clients.
 //!
-//! Small work has threads of its own. Large work takes units of a few by its size, and of these one client has half at
-//! most: what others ask for begins while its next piece waits.
+//! Small work and large work have separate limits. Large work occupies units by its size; one client may occupy half of
+//! them, so other clients' work starts while its own is queued.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,29 +12,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::peer::Peer;
 use super::{ApiError, task_outcome};
 
-/// Pieces of small work that run at once.
+/// Maximum concurrent pieces of small work.
 const SMALL_AT_ONCE: usize = 4;
-/// Units of large work that run at once.
+/// Total units of large work.
 const LARGE_UNITS: usize = 4;
-/// Units of large work of one client that run at once.
+/// Units of large work that one client may occupy.
 const UNITS_OF_ONE: usize = 2;
-/// Threads that this takes, if it is to have its way.
+/// Blocking threads that the limits can occupy: the runtime's pool should have at least as many.
 pub const THREADS: usize = SMALL_AT_ONCE + LARGE_UNITS;
 
-/// How much work a request makes.
+/// The size of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkSize {
-    /// Done at once.
+    /// Takes about a millisecond or less.
     Small,
-    /// So many units.
+    /// Occupies this many units.
     Large(u32),
 }
 
 impl WorkSize {
-    /// Of a request with a body of `bytes`, whose schemas have `schema_values` values.
+    /// The size for a body of `bytes` bytes whose schemas have `schema_values` values (see `limits::check`).
     pub fn new(bytes: usize, schema_values: usize) -> Self {
         match (bytes, schema_values) {
-            // A format that is no schema has two values. A small schema can make much work.
+            // A format that is no schema has two values. Even a small schema can cause much work.
             (0..=0x1_0000, 0..=2) => Self::Small,
             (0..=0x10_0000, 0..=2048) => Self::Large(1),
             _ => Self::Large(UNITS_OF_ONE as u32),
@@ -41,11 +42,13 @@ impl WorkSize {
     }
 }
 
-/// Shares the threads out.
+/// The limits on concurrent work.
 pub struct WorkLimiter {
+    /// Permits of small work.
     small: Arc<Semaphore>,
+    /// Units of large work.
     large: Arc<Semaphore>,
-    /// The units of clients that have large work.
+    /// Units of large work by client, of clients that have some.
     clients: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
 }
 
@@ -60,7 +63,7 @@ impl Default for WorkLimiter {
 }
 
 impl WorkLimiter {
-    /// Runs `work` for `peer` where it holds up nobody, once it is its turn.
+    /// Runs `work` for `peer` on a blocking thread, once a permit of its size is free.
     pub async fn run<T: Send + 'static>(
         &self,
         peer: Peer,
@@ -68,7 +71,7 @@ impl WorkLimiter {
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let permit = self.acquire(peer, work_size).await;
-        // Where the client goes away the work goes on to its end, and keeps its turn as long.
+        // The work runs to its end even if the client disconnects, and keeps its permit until then.
         let work = move || {
             let _permit = permit;
             work()
@@ -77,7 +80,7 @@ impl WorkLimiter {
     }
 
     async fn acquire(&self, peer: Peer, work_size: WorkSize) -> WorkPermit {
-        // The semaphores are never closed.
+        // The semaphores are never closed, so `ok` loses no error.
         match work_size {
             WorkSize::Small => WorkPermit { _shared: Arc::clone(&self.small).acquire_owned().await.ok(), _own: None },
             WorkSize::Large(units) => {
@@ -95,13 +98,13 @@ impl WorkLimiter {
     }
 }
 
-/// The right to run a piece of work.
+/// The permit to run a piece of work.
 struct WorkPermit {
     _shared: Option<OwnedSemaphorePermit>,
     _own: Option<ClientUnits>,
 }
 
-/// A client's share of the large work, which is forgotten with the client's last piece.
+/// A client's units of large work. The client's entry in `clients` is removed with its last piece of work.
 struct ClientUnits {
     peer: Peer,
     units: Arc<Semaphore>,
@@ -119,7 +122,7 @@ impl ClientUnits {
 impl Drop for ClientUnits {
     fn drop(&mut self) {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        // A permit holds its semaphore, too.
+        // The permit holds a reference to the semaphore, too.
         self.permit = None;
         if Arc::strong_count(&self.units) == 2 {
             clients.remove(&self.peer);
@@ -137,7 +140,8 @@ mod tests {
         Peer::at([10, 0, 0, n].into())
     }
 
-    /// Large work of one client that goes on until it is told to end, and how to tell it.
+    /// Starts large work of one client that runs until a message is sent; returns the sender and what signals its
+    /// start.
     fn block(
         work: &Arc<WorkLimiter>,
         peer: Peer,
@@ -169,7 +173,7 @@ mod tests {
         for (task, ..) in many {
             task.await.unwrap();
         }
-        // Answers come a moment before the threads that made them are through.
+        // A response arrives shortly before the thread has released its permit.
         let start = std::time::Instant::now();
         while !work.clients.lock().unwrap().is_empty() {
             assert!(start.elapsed().as_secs() < 10, "nothing is kept of clients that have no work");

@@ -1,36 +1,36 @@
-//! A whole answer, put together from its events.
+//! A complete choice of a chat, assembled from its [`ChatEvent`]s. For responses that are not streamed.
 
 use metal_attention::scheduler::TokenLogprobs;
 use metal_attention_chat::{AnswerEvent, ToolCall};
 
 use super::choice_parser::{ChatEnd, ChatEvent};
 
-/// An answer as far as it has come.
+/// A choice as far as its events have arrived.
 #[derive(Debug, Default)]
 pub struct AssembledAnswer {
-    /// What it consists of, in the order in which the model wrote it. Neighbours are of different kinds, or calls.
+    /// Its parts in the order in which the model wrote them. Neighbouring texts are merged, and neighbouring thoughts.
     pub blocks: Vec<AnswerBlock>,
-    /// The log probabilities of its tokens, where they were asked for.
+    /// Log probabilities of its tokens; empty if they were not requested.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
-    /// Those of the prompt's tokens after the first, where they were asked for.
+    /// Log probabilities of the prompt's tokens after the first; `None` if they were not requested.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
-    /// How it ended.
+    /// The end; `None` as long as the sequence runs.
     pub end: Option<ChatEnd>,
 }
 
-/// A part of an answer.
+/// A part of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnswerBlock {
-    /// What the model thought.
+    /// Thoughts (reasoning).
     Thoughts(String),
-    /// What it says.
+    /// Text.
     Text(String),
-    /// A function that it calls.
+    /// A tool call; its arguments may be incomplete.
     Call(ToolCall),
 }
 
 impl AssembledAnswer {
-    /// Adds what an event brings.
+    /// Adds an event. Events must arrive in order.
     pub fn add(&mut self, event: ChatEvent) {
         match event {
             ChatEvent::Prompt(logprobs) => self.prompt_logprobs = Some(logprobs),
@@ -64,7 +64,7 @@ impl AssembledAnswer {
         }
     }
 
-    /// All that it says; `None` where it says nothing.
+    /// All its text; `None` if there is none.
     pub fn text(&self) -> Option<String> {
         let texts = self.blocks.iter().filter_map(|block| match block {
             AnswerBlock::Text(text) => Some(text.as_str()),
@@ -73,7 +73,7 @@ impl AssembledAnswer {
         texts.map(str::to_owned).reduce(|all, more| all + &more)
     }
 
-    /// All that the model thought; `None` where that is nothing.
+    /// All its thoughts; `None` if there are none.
     pub fn thoughts(&self) -> Option<String> {
         let thoughts = self.blocks.iter().filter_map(|block| match block {
             AnswerBlock::Thoughts(text) => Some(text.as_str()),
@@ -82,7 +82,7 @@ impl AssembledAnswer {
         thoughts.map(str::to_owned).reduce(|all, more| all + &more)
     }
 
-    /// The functions that it calls.
+    /// Its tool calls.
     pub fn calls(&self) -> impl Iterator<Item = &ToolCall> {
         self.blocks.iter().filter_map(|block| match block {
             AnswerBlock::Call(call) => Some(call),

@@ -1,4 +1,12 @@
-//! The next message of a conversation, without a dialect.
+//! Chat jobs: from a conversation to submitted sequences.
+//!
+//! [`ChatJob::submit`] renders the conversation with the model's chat template, tokenises the prompt, compiles the
+//! grammar of the answer, and submits `n` sequences with the same prompt to the scheduler. It returns a
+//! [`SubmittedChat`]: per choice the receiver of the scheduler's events and the parser that splits them into text,
+//! thoughts and tool calls.
+//!
+//! Handlers run `submit` on a blocking thread (`prepare` in `http/mod.rs`), since templates, tokenisation and grammars
+//! take milliseconds.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,82 +31,92 @@ use crate::http::{ApiError, App, LOG_TARGET};
 /// A request for the next message of a conversation.
 #[derive(Debug, Clone)]
 pub struct ChatJob {
-    /// The conversation so far, the first message first.
+    /// The conversation, the first message first.
     pub messages: Vec<Message>,
-    /// The functions that the answer may call.
+    /// The tools that the answer may call.
     pub calls: AllowedCalls,
-    /// What the answer must look like, and the field that says so.
+    /// The form that the answer must have (JSON schema, grammar, ...), with the field that requires it; `None`: any
+    /// text.
     pub form: Option<RequestedForm>,
-    /// What is said about thoughts, and the template's variables.
+    /// The request's settings of thoughts, and variables for the template.
     pub thinking: ThinkingRequest,
-    /// How the prompt ends.
+    /// The end of the prompt.
     pub end: PromptEnd,
-    /// How the text is generated.
+    /// Sampling, limits, number of choices.
     pub generation: GenerationSettings,
-    /// Whether the oldest turns of a conversation that the context has no room for are dropped; else it is refused. `None`: as the
-    /// model and the server are set up (`--context-shift`).
+    /// Whether a conversation that exceeds the context loses its oldest turns; otherwise it is refused. `None`: as the
+    /// model's defaults or the server's options (`--context-shift`) set it.
     pub context_shift: Option<bool>,
-    /// How the dialect calls the conversation, for errors.
+    /// The interface's name of the conversation, for errors.
     pub messages_field: &'static str,
-    /// What the response headers say of how the request was read.
+    /// Notes that were made while the request was read, for response headers.
     pub notes: Notes,
 }
 
-/// How the prompt ends.
+/// The end of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptEnd {
-    /// With what begins an answer.
+    /// The markup that starts an answer of the assistant (generation prompt).
     Answer,
-    /// With the last message.
+    /// The end of the last message: the model writes the markup itself.
     Message,
-    /// In the last message, which the answer goes on with.
+    /// The middle of the last message, which the answer continues.
     WithinMessage,
 }
 
 impl PromptEnd {
-    /// Of a conversation whose answer goes on with a last text of the assistant.
+    /// The end for `messages`: an answer continues the last message if that is a text of the assistant.
     pub fn after(messages: &[Message]) -> Self {
         let is_text = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
         if messages.last().is_some_and(is_text) { Self::WithinMessage } else { Self::Answer }
     }
 }
 
-/// The answers to a [`ChatJob`] as they are generated.
+/// The submitted choices of a [`ChatJob`]. Dropping it before they end cancels them.
 pub struct SubmittedChat {
-    /// The scheduler's events of each text.
+    /// By choice: the receiver of the scheduler's events. Dropping one cancels its sequence.
     pub events: Vec<Events>,
-    /// Reads them.
+    /// By choice: the parser of its events.
     pub parsers: ChoiceParsers,
     /// The token ids of the prompt.
     pub prompt: Arc<[u32]>,
-    /// What the response headers say.
+    /// Notes for response headers.
     pub notes: Notes,
 }
 
-/// A prompt, and what of it the answers begin with.
+/// A rendered and tokenised prompt.
 struct PreparedPrompt {
+    /// The prompt, and where the answer starts in it: with [`PromptEnd::WithinMessage`], the answer's beginning is part
+    /// of the prompt.
     continuation: Continuation,
+    /// The token ids, including those of an earlier conversation.
     ids: Arc<[u32]>,
+    /// The settings of thoughts for the model's template.
     thinking: ThinkingSettings,
 }
 
 impl ChatJob {
-    /// Whether the oldest turns of a conversation that the context has no room for are dropped.
+    /// Whether a conversation that exceeds the context loses its oldest turns.
     pub fn drops_turns(&self, app: &App, model: &ModelLease) -> bool {
         self.context_shift.or(model.defaults().context_shift).unwrap_or(app.options.context_shift)
     }
 
-    /// The token ids of the prompt. Templates and tokens take time: not to be called on a thread that serves others.
+    /// Returns the token ids of the prompt. CPU-bound: call it on a blocking thread.
     pub fn prompt(&self, model: &ModelLease) -> Result<Arc<[u32]>, ApiError> {
         Ok(self.prepare(model, &[], false, &mut Notes::default())?.ids)
     }
 
-    /// The text of the prompt. Templates take time: not to be called on a thread that serves others.
+    /// Returns the text of the prompt. CPU-bound: call it on a blocking thread.
     pub fn prompt_text(&self, model: &ModelLease) -> Result<String, ApiError> {
         Ok(self.prepare(model, &[], false, &mut Notes::default())?.continuation.prompt.text)
     }
 
-    /// The prompt after the tokens of `earlier_ids`. `may_cut`: what the context has no room for is dropped.
+    /// Renders and tokenises the prompt, after the tokens of `earlier_ids`, an earlier conversation. `may_cut`:
+    /// whatever exceeds the context is dropped, the tokens of `earlier_ids` after the oldest turns; otherwise the
+    /// scheduler refuses a prompt that is too long.
+    ///
+    /// Errors: a tool that the model's format cannot express, a template that fails, or a text that is too long to
+    /// tokenise.
     fn prepare(
         &self,
         model: &ModelLease,
@@ -123,7 +141,7 @@ impl ChatJob {
         let (continuation, ids) = if may_cut {
             let FittedPrompt { prompt, n_tokens, dropped, .. } =
                 fit_context(&messages, room, &model.tokenizer, render)?;
-            // A prompt that is still too long is refused.
+            // No note for a prompt that is still too long: the scheduler refuses it.
             if let Some(DroppedTurns { n_turns, n_messages, n_tokens: n_dropped }) = dropped
                 && n_tokens <= model.n_ctx
             {
@@ -144,17 +162,22 @@ impl ChatJob {
         if n_cut > 0 {
             notes.truncated("context");
         }
-        // Also what is left of an earlier conversation begins with the token that begins a text, where the model has one.
+        // The prompt starts with the model's BOS token, if it has one, also where `earlier_ids` are cut.
         let bos = &ids[..ids.len() - new.len()];
         Ok(PreparedPrompt { continuation, ids: [bos, &earlier[n_cut..], new].concat().into(), thinking })
     }
 
-    /// Submits the job's texts. Templates and tokens take time: not to be called on a thread that serves others.
+    /// Submits all choices. CPU-bound: call it on a blocking thread. See [`submit_after`](Self::submit_after) for
+    /// failures.
     pub fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
         self.submit_after(&[], app, model, client)
     }
 
-    /// The same where the tokens of `earlier_ids`, an earlier conversation, come before the prompt.
+    /// Submits all choices, with a prompt that continues the tokens of `earlier_ids`.
+    ///
+    /// Failures: the error of the first choice that cannot be submitted (an invalid request, a full queue, a shutdown)
+    /// is the error of the job. Choices that were submitted before it are cancelled, as their event receivers are
+    /// dropped.
     pub fn submit_after(
         &self,
         earlier_ids: &[u32],
@@ -172,7 +195,7 @@ impl ChatJob {
         let may_cut = self.drops_turns(app, model);
         let PreparedPrompt { continuation, ids, thinking } = self.prepare(model, earlier_ids, may_cut, &mut notes)?;
         let stop = self.generation.stop(model, model.template.stop_strings());
-        // An answer in a form of its own has no calls.
+        // An answer with a required form has no tool calls.
         let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
         let parser = || model.template.continued_parser(&continuation, tools);
         let thinks = parser().is_thinking();
@@ -206,7 +229,7 @@ impl ChatJob {
         Ok(SubmittedChat { events, parsers, prompt: ids, notes })
     }
 
-    /// The prompt of `messages`, and where the answer begins in it.
+    /// Renders `messages` to the prompt, with the position where the answer starts.
     fn continuation(
         &self,
         messages: &[Message],
@@ -229,7 +252,7 @@ impl ChatJob {
         rendered.map_err(|e| ApiError::field(self.messages_field, e.to_string()))
     }
 
-    /// The conversation, with the model's system prompt where it has none of its own.
+    /// The conversation, after the model's default system prompt if it has no system message.
     fn messages_with_system(&self, model: &ModelLease) -> Cow<'_, [Message]> {
         let has_system = || self.messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
         match &model.defaults().system {
@@ -241,7 +264,8 @@ impl ChatJob {
         }
     }
 
-    /// Has the grammar read the beginning of the answer that the prompt has already.
+    /// Advances the grammar over the beginning of the answer that is part of the prompt. Fails where that beginning
+    /// violates the form of `field`.
     fn follow(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
         let text = self.messages.last().map_or("", Message::text);
         let ids = tokens_within(tokenizer, text.trim_start(), false);
@@ -254,7 +278,7 @@ impl ChatJob {
         })
     }
 
-    /// The grammar that the answer follows. `thinking`: the prompt ends in thoughts.
+    /// Compiles the grammar of the answer; `None`: any text. `thinking`: the prompt ends within thoughts.
     fn grammar(
         &self,
         model: &ModelLease,
@@ -263,7 +287,7 @@ impl ChatJob {
         notes: &mut Notes,
     ) -> Result<Option<Grammar>, ApiError> {
         let mut left_out = Vec::new();
-        // A prompt that ends in thoughts which have begun before is to the grammar as one that begins them.
+        // For the grammar, a prompt that ends within thoughts is one that starts them.
         let prompt = match model.template.reasoning() {
             Some(markers) if thinking => markers.start,
             Some(_) | None => &continuation.prompt.text,
@@ -280,12 +304,12 @@ impl ChatJob {
     }
 }
 
-/// The name of the field that `path` leads into.
+/// The first name of the field path `path`.
 fn first_name(path: &str) -> &str {
     path.split('.').next().unwrap_or(path)
 }
 
-/// `ids` without the token that begins a text.
+/// Returns `ids` without the leading BOS token that the tokenizer has added.
 fn without_bos<'a>(model: &ModelLease, ids: &'a [u32]) -> &'a [u32] {
     match (ids, model.tokenizer.bos()) {
         ([first, rest @ ..], Some(bos)) if *first == bos && model.tokenizer.adds_bos() => rest,

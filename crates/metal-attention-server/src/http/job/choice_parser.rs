@@ -1,4 +1,4 @@
-//! What the scheduler's events mean in a conversation: text, thoughts and calls.
+//! Parses the scheduler's events of a chat into text, thoughts (reasoning) and tool calls.
 
 use std::sync::Arc;
 
@@ -8,51 +8,51 @@ use metal_attention_chat::{AnswerEvent, ToolCallParser};
 
 use crate::http::ApiError;
 
-/// What an event adds to an answer.
+/// The meaning of an event for its choice.
 #[derive(Debug)]
 pub enum ChatEvent {
-    /// The prompt was evaluated: the log probabilities of its tokens after the first.
+    /// The prompt was evaluated: log probabilities of its tokens after the first.
     Prompt(Vec<TokenLogprobs>),
-    /// Text, thoughts, or a part of a call.
+    /// A part of the text, the thoughts or a tool call.
     Answer(AnswerEvent),
-    /// The call ends because the answer was cut off: its arguments may be incomplete.
+    /// The current tool call ends because the sequence was cut off: its arguments may be incomplete.
     CutCall,
-    /// The log probabilities of token `id`.
+    /// The log probabilities of the generated token with this id.
     Logprobs(u32, TokenLogprobs),
-    /// The answer is complete. It is the last event.
+    /// The choice is complete. The last event.
     End(ChatEnd),
 }
 
-/// How an answer ended.
+/// The end of a choice.
 #[derive(Debug)]
 pub struct ChatEnd {
-    /// Why.
+    /// The reason.
     pub reason: EndReason,
-    /// Tokens that it took.
+    /// Prompt and generated tokens.
     pub usage: Usage,
-    /// Tokens of thoughts, their marks included; `None`: there were no thoughts.
+    /// Tokens of thoughts, including their delimiters; `None` if there were no thoughts.
     pub reasoning_tokens: Option<usize>,
-    /// The time that it took.
+    /// Times of the sequence.
     pub timings: RequestTimings,
 }
 
-/// Why an answer ended.
+/// The reason why a choice ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndReason {
-    /// The model ended it.
+    /// The model generated an end-of-text token.
     End,
-    /// The model ended it, or its first call did, and it calls functions.
+    /// The model made tool calls and ended its text, or the first call ended it.
     Calls,
-    /// This stop string.
+    /// A stop string, this one.
     StopString(String),
-    /// It has as many tokens as the request allows.
+    /// The maximum number of generated tokens.
     Length,
     /// The context is full.
     ContextFull,
 }
 
 impl EndReason {
-    /// Of a text that ended by itself; an error where it did not.
+    /// The reason for a sequence that ended with `reason`. A timeout or a shutdown is an error.
     pub fn of_text(reason: FinishReason, stop_string: Option<String>) -> Result<Self, ApiError> {
         match reason {
             FinishReason::EndOfText => Ok(Self::End),
@@ -64,7 +64,7 @@ impl EndReason {
         }
     }
 
-    /// Whether the answer was cut off.
+    /// Whether the choice was cut off before the model ended it.
     pub fn is_cut(&self) -> bool {
         match self {
             Self::End | Self::Calls | Self::StopString(_) => false,
@@ -73,22 +73,25 @@ impl EndReason {
     }
 }
 
-/// An answer as it is read.
+/// The parser of one choice's events.
 pub struct ChoiceParser {
+    /// Splits text into content, thoughts and tool calls.
     parser: ToolCallParser,
-    /// Nothing after the first call is handed out.
+    /// Whether the choice ends after its first tool call; later output is dropped.
     single_call: bool,
+    /// Whether a tool call has ended.
     called: bool,
+    /// Tokens of thoughts so far; `None`: no thoughts so far.
     reasoning_tokens: Option<usize>,
 }
 
 impl ChoiceParser {
-    /// An answer that `parser` reads; `single_call`: it ends with its first call.
+    /// A choice that `parser` splits. `single_call`: it ends after its first tool call.
     pub fn new(parser: ToolCallParser, single_call: bool) -> Self {
         Self { parser, single_call, called: false, reasoning_tokens: None }
     }
 
-    /// What is handed out of `events`; `is_cut`: a call that ends in them was cut off.
+    /// Converts the parser's events. `is_cut`: a call that ends among them was cut off.
     fn hand_out(&mut self, events: Vec<AnswerEvent>, is_cut: bool) -> Vec<ChatEvent> {
         let mut parts = Vec::new();
         for event in events {
@@ -103,24 +106,26 @@ impl ChoiceParser {
     }
 }
 
-/// The answers of one job as they are read.
+/// The parsers of all choices of one job.
 pub struct ChoiceParsers {
+    /// The model's tokenizer, which gives the bytes of tokens.
     tokenizer: Arc<Tokenizer>,
+    /// One parser a choice, by index.
     choices: Vec<ChoiceParser>,
 }
 
 impl ChoiceParsers {
-    /// Answers whose tokens `tokenizer` spells.
+    /// The parsers `choices` of a model with `tokenizer`.
     pub fn new(tokenizer: Arc<Tokenizer>, choices: Vec<ChoiceParser>) -> Self {
         Self { tokenizer, choices }
     }
 
-    /// How many answers there are.
+    /// The number of choices.
     pub fn len(&self) -> usize {
         self.choices.len()
     }
 
-    /// What an event of answer `i` adds. An error is the end of the request.
+    /// Parses an event of choice `i`. An error (timeout, shutdown, failed sequence) ends the whole request.
     pub fn parse(&mut self, i: usize, event: Event) -> Result<Vec<ChatEvent>, ApiError> {
         let choice = &mut self.choices[i];
         match event {
@@ -160,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// The ends of calls, and of the answer, in what is written in `pieces`.
+    /// The events at the ends of calls and of the choice for a text that arrives in `pieces`.
     fn ends(pieces: &[&str], reason: FinishReason) -> Vec<String> {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let tool = json!({"type": "function", "function": {"name": "now"}});
@@ -188,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_cut_off_is_marked() {
+    fn a_tool_call_that_is_cut_off_is_marked() {
         let whole = "<tool_call>{\"name\": \"now\", \"arguments\": {}}";
         let cut = "</tool_call><tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"C";
         assert_eq!(ends(&[whole, cut], FinishReason::Length), ["call 0", "cut call", "Length"]);
         assert_eq!(ends(&[cut], FinishReason::ContextFull), ["cut call", "ContextFull"]);
         assert_eq!(ends(&[whole], FinishReason::Length), ["call 0", "Length"]);
-        // The model itself ended within the call.
+        // The model itself ended its text within the call.
         assert_eq!(ends(&[whole, cut], FinishReason::EndOfText), ["call 0", "call 1", "Calls"]);
     }
 }

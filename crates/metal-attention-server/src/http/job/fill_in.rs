@@ -1,11 +1,11 @@
-//! Prompts that ask for what is between two texts: fill in the middle.
+//! Fill in the middle: prompts for the text between a prefix and a suffix.
 
 use metal_attention::tokenizer::{EncodeOptions, FillInTheMiddle};
 
 use crate::http::ApiError;
 use crate::http::models::LoadedModel;
 
-/// The tokens that the model has for such prompts; an error where it has none.
+/// Returns the model's special tokens for fill in the middle; an error if it has none.
 pub fn tokens(model: &LoadedModel) -> Result<FillInTheMiddle, ApiError> {
     model.tokenizer.fill_in_the_middle().ok_or_else(|| {
         let message = "the model's vocabulary has no tokens for filling in the middle (prefix, suffix, middle): use a model \
@@ -14,13 +14,15 @@ pub fn tokens(model: &LoadedModel) -> Result<FillInTheMiddle, ApiError> {
     })
 }
 
-/// The tokens of a text, without special ones: what is written in a document is no mark. `param` is the field's name.
+/// Returns the token ids of a text. Special tokens in the text are not parsed: a document may contain their spelling.
+/// `param`: the field's name, for errors.
 pub fn encode(model: &LoadedModel, text: &str, param: &str) -> Result<Vec<u32>, ApiError> {
     model.check_length(text, param)?;
     Ok(model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false }))
 }
 
-/// A prompt that asks for what is between `before` and `after`; `context` comes first.
+/// Returns the prompt for the text between `before` and `after`: BOS, `context`, prefix token, `before`, suffix token,
+/// `after`, middle token.
 pub fn prompt(
     model: &LoadedModel,
     tokens: FillInTheMiddle,
@@ -40,8 +42,8 @@ pub fn prompt(
     ids
 }
 
-/// What `room` tokens hold of `before` and `after`: the parts next to the gap, of `after` a quarter at most where both are
-/// long. Returns how many tokens are left.
+/// Cuts `before` and `after` to `room` tokens together. The tokens next to the gap remain; where both are long, `after`
+/// has at most a quarter. Returns the number of unused tokens.
 pub fn fit(before: &mut Vec<u32>, after: &mut Vec<u32>, room: usize) -> usize {
     let n_after = after.len().min(room.saturating_sub(before.len()).max(room / 4));
     let n_before = before.len().min(room - n_after);
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_next_to_the_gap_is_kept() {
+    fn the_tokens_next_to_the_gap_remain() {
         let fit = |n_before: u32, n_after: u32, room| {
             let (mut before, mut after): (Vec<u32>, Vec<u32>) = ((0..n_before).collect(), (0..n_after).collect());
             let left = fit(&mut before, &mut after, room);

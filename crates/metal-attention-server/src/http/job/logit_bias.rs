@@ -1,4 +1,5 @@
-//! The field `logit_bias`: numbers that are added to the logits of tokens, as an object or as llama.cpp's list of pairs.
+//! The field `logit_bias`: numbers that are added to the logits of tokens, as an object (OpenAI) or a list of pairs
+//! (llama.cpp).
 
 use std::fmt;
 
@@ -9,12 +10,13 @@ use super::generation::no_such_token;
 use crate::http::ApiError;
 use crate::http::limits::{MAX_LOGIT_BIAS, MAX_STOP_BYTES};
 
-/// What is added to the logits of tokens.
+/// Pairs of a token, by id or text, and the number that is added to its logit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LogitBiasMap(Vec<(String, f32)>);
 
 impl LogitBiasMap {
-    /// The tokens and what is added to their logits: -inf forbids one. An error names the token that is none, or too many.
+    /// Resolves texts to token ids: pairs of a token id and the number that is added to its logit; -inf forbids the
+    /// token. Fails for unknown ids, numbers that are not finite, and too many tokens.
     pub fn of_tokens(&self, tokenizer: &Tokenizer, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
         check_number(self.0.len())?;
         let mut tokens = Vec::new();
@@ -80,7 +82,7 @@ impl<'de> Visitor<'de> for LogitBiasMapVisitor {
     }
 }
 
-/// A token's id, or a text, as text.
+/// A token id, or a text whose tokens are meant, as a string.
 struct TokenKey(String);
 
 impl<'de> Deserialize<'de> for TokenKey {
@@ -107,7 +109,7 @@ impl Visitor<'_> for TokenKeyVisitor {
     }
 }
 
-/// A number, or false, which forbids a token.
+/// A number, or false for -inf, which forbids a token.
 struct Bias(f32);
 
 impl<'de> Deserialize<'de> for Bias {
@@ -138,7 +140,7 @@ impl Visitor<'_> for BiasVisitor {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Bias, E> {
-        // What is beyond 32 bits is refused later, by the token's name.
+        // Numbers beyond 32 bits become NaN, which `of_tokens` refuses with the token's name.
         Ok(Bias(if value < f64::from(f32::MIN) { f32::NAN } else { value as f32 }))
     }
 }

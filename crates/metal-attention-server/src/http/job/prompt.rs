@@ -1,4 +1,4 @@
-//! Prompts: text or token ids, one or several.
+//! The prompts of completions and embeddings: text or token ids, one or several.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,12 +28,13 @@ pub enum PromptInput {
 }
 
 impl PromptInput {
-    /// The token ids of each text. `param` is the field's name, for errors.
+    /// Returns the token ids of each prompt. `param`: the field's name, for errors.
     pub fn encode(&self, model: &LoadedModel, param: &str) -> Result<Vec<Arc<[u32]>>, ApiError> {
         self.encode_with(model, param, EncodeOptions { add_special: true, parse_special: true })
     }
 
-    /// [`encode`](Self::encode) with `options` for texts.
+    /// Returns the token ids of each prompt, with `options` for texts. Fails for an empty prompt, unknown token ids,
+    /// and texts that are too long to tokenise.
     pub fn encode_with(
         &self,
         model: &LoadedModel,
@@ -58,7 +59,7 @@ impl PromptInput {
     }
 }
 
-/// Reads a prompt piece by piece: nothing is kept but what it becomes.
+/// Reads a prompt element by element, without an intermediate JSON value.
 impl<'de> Deserialize<'de> for PromptInput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PromptInputVisitor)
@@ -115,7 +116,7 @@ impl<'de> Visitor<'de> for PromptInputVisitor {
     }
 }
 
-/// An item of a list of prompts or of token ids.
+/// An element of a list of prompts, or of token ids.
 enum PromptElement {
     Text(String),
     Id(u32),

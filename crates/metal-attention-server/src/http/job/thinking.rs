@@ -1,35 +1,35 @@
-//! What a request says about thoughts, without the names that dialects have for it: whether the model thinks, how hard, and
-//! how long.
+//! The settings of thoughts (reasoning) in a request, without an interface's names: whether the model thinks, with
+//! which effort, and for how many tokens.
 
 use metal_attention_chat::{ChatTemplate, Effort, Thinking};
 use serde_json::{Map, Value};
 
 use crate::http::notes::Notes;
 
-/// What a request says about thoughts. Each wish comes with the name of the field that it stands in.
+/// The settings of thoughts in a request. Each has the name of its field, for notes and errors; `None`: not set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ThinkingRequest {
     /// Whether the model thinks.
     pub switch: Option<(&'static str, bool)>,
-    /// How hard; [`Effort::None`]: not at all.
+    /// The effort; [`Effort::None`]: the model does not think.
     pub effort: Option<(&'static str, Effort)>,
-    /// Most tokens of thoughts.
+    /// Maximum tokens of thoughts.
     pub budget: Option<(&'static str, usize)>,
-    /// Variables for the template, which win over the other wishes.
+    /// Variables for the template, which take precedence over the other settings.
     pub variables: Map<String, Value>,
 }
 
-/// What becomes of it with a model's template.
+/// The settings of thoughts for a model's template.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ThinkingSettings {
     /// Variables for the template.
     pub variables: Map<String, Value>,
-    /// Most tokens of thoughts; `None`: any number.
+    /// Maximum tokens of thoughts; `None`: unlimited.
     pub budget: Option<usize>,
 }
 
 impl ThinkingRequest {
-    /// What the request means for the model with this template. Fields without an effect are noted.
+    /// Returns the settings for `template`. Notes the fields that have no effect with it.
     pub fn settings(&self, template: &ChatTemplate, notes: &mut Notes) -> ThinkingSettings {
         let mut variables = self.variables.clone();
         let variable = |name: &str| variables.get(name).and_then(Value::as_bool);
@@ -47,7 +47,7 @@ impl ThinkingRequest {
         }
         if let Some((field, true)) = self.switch
             && !template.set_thinking(Thinking::On, &mut variables)
-            // How hard it thinks says that it does.
+            // An effort implies that the model thinks.
             && self.effort.is_none()
         {
             notes.ignored(field);
