@@ -128,7 +128,7 @@ pub async fn serve(
                 break;
             }
             (stream, peer) = accept(&listeners, &app.connections) => {
-                // A new connection usually sends a request at once: the scheduler may delay a step for it.
+                // A new connection usually sends a request at once: an idle device raises its clock meanwhile.
                 if let Some(scheduler) = app.models.only_scheduler() {
                     scheduler.announce();
                 }

@@ -1,4 +1,8 @@
 //! Anthropic's interface: `/v1/messages`.
+//!
+//! Data flow: `request.rs` reads the JSON into a [`MessagesRequest`] with a
+//! [`ChatJob`](crate::http::job::chat::ChatJob) of one choice (`content.rs` and `conversation.rs` read its messages);
+//! the job is submitted on a blocking thread; `response.rs` writes the message whole, `stream.rs` as events.
 
 mod content;
 mod conversation;
@@ -22,7 +26,7 @@ use request::MessagesRequest;
 use response::{MessageObject, MessageWriter, TokenCount};
 use stream::MessageChunks;
 
-/// Answers with the next message of a conversation.
+/// Generates the next message of a conversation.
 #[utoipa::path(post, path = "/v1/messages", tag = "anthropic", request_body = MessagesRequest, responses(
     (status = 200, description = "The message, whole or as server-sent events",
         content((MessageObject = "application/json"), (schema::StreamEvent = "text/event-stream")))))]
@@ -51,7 +55,7 @@ pub async fn messages(
     Ok(notes.attach(axum::Json(writer.message(answer)).into_response()))
 }
 
-/// Counts the tokens of a prompt.
+/// Counts the tokens of a prompt without generating.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic", request_body = MessagesRequest,
     responses((status = 200, description = "How many tokens the prompt has", body = TokenCount)))]
 pub async fn count_tokens(

@@ -1,4 +1,4 @@
-//! The answer as a stream of named events: the blocks of the message one after the other, each begun, added to and ended.
+//! The response as a stream of named events: each block of the message is started, extended and stopped.
 
 use metal_attention::scheduler::Event;
 use metal_attention_chat::AnswerEvent;
@@ -43,7 +43,7 @@ impl StreamEvent {
     }
 }
 
-/// What is new of a block.
+/// The part of a block that an event adds.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum Delta {
@@ -57,32 +57,36 @@ enum Delta {
     InputJson { partial_json: String },
 }
 
-/// The block that is written.
+/// The block that is being written.
 enum OpenBlock {
     Text,
-    /// With what the signature is of.
+    /// With the thoughts so far, for the signature.
     Thinking(String),
     ToolUse,
 }
 
-/// A message as a stream.
+/// Writes a message as a stream.
 pub struct MessageChunks {
+    /// The parser of the only choice.
     parsers: ChoiceParsers,
+    /// The conversion to blocks.
     writer: MessageWriter,
+    /// The current block; `None` between two blocks.
     open: Option<OpenBlock>,
-    /// The number of the block that is written, or of the next one.
+    /// The index of the current block, or of the next one.
     index: usize,
-    /// Blanks that begin a block of text where text follows.
+    /// White space that may start a text block. It is dropped where no text follows.
     blanks: String,
 }
 
 impl MessageChunks {
-    /// Begins a stream of what `parsers` reads, as `writer` writes it.
+    /// Starts a stream of what `parsers` parse, in the form of `writer`.
     pub fn begin(parsers: ChoiceParsers, writer: MessageWriter, out: &mut Frames) -> Self {
         StreamEvent::MessageStart { message: writer.begun() }.send(out);
         Self { parsers, writer, open: None, index: 0, blanks: String::new() }
     }
 
+    /// Stops the current block, and starts another one.
     fn start(&mut self, open: OpenBlock, content_block: ContentBlock, out: &mut Frames) {
         self.stop(out);
         StreamEvent::ContentBlockStart { index: self.index, content_block }.send(out);
@@ -93,7 +97,7 @@ impl MessageChunks {
         StreamEvent::ContentBlockDelta { index: self.index, delta }.send(out);
     }
 
-    /// Ends the block that is written.
+    /// Stops the current block.
     fn stop(&mut self, out: &mut Frames) {
         self.blanks.clear();
         match self.open.take() {
@@ -154,7 +158,7 @@ impl ChunkWriter for MessageChunks {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         for part in self.parsers.parse(i, event)? {
             match part {
-                // No log probabilities are asked for.
+                // They are not requested.
                 ChatEvent::Prompt(_) | ChatEvent::Logprobs(..) => {}
                 ChatEvent::Answer(event) => self.answer(event, out),
                 ChatEvent::CutCall => self.stop(out),

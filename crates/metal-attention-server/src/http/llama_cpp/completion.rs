@@ -1,4 +1,4 @@
-//! `/completion`: continues prompts, as llama.cpp has it.
+//! `/completion`: continues prompts, in llama.cpp's form.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -19,7 +19,7 @@ use crate::http::{ApiError, App, openapi, prepare};
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = LlamaCppCompletionFields)]
 struct CompletionFields {
-    /// What to continue.
+    /// The prompt or prompts.
     prompt: Prompts,
 }
 

@@ -1,4 +1,4 @@
-//! `/infill`: what is between two texts, as llama.cpp has it, for editors.
+//! `/infill`: the text between a prefix and a suffix, in llama.cpp's form, for editors.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -22,15 +22,15 @@ use crate::http::{ApiError, App, openapi, prepare};
 pub struct InfillFields {
     /// The text before the gap.
     input_prefix: String,
-    /// The text after it.
+    /// The text after the gap.
     input_suffix: String,
-    /// The beginning of what is in the gap, which is not part of the answer.
+    /// The beginning of the text in the gap, which is not repeated in the answer.
     prompt: Option<String>,
-    /// Other texts that are of use, the most important last.
+    /// Other texts for context, the most important last.
     input_extra: Option<Vec<Extra>>,
 }
 
-/// A text that is of use.
+/// A text for context.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 struct Extra {
     /// The name of its file.
@@ -39,7 +39,7 @@ struct Extra {
     text: String,
 }
 
-/// A request for what is between two texts.
+/// A request for the text between two texts.
 pub struct InfillRequest {
     own: InfillFields,
     text: SharedRequest,
@@ -57,7 +57,7 @@ impl FromJson for InfillRequest {
 
 openapi::all_of!(InfillRequest, InfillFields, TextFields, FormFields, GenerationFields, SamplingFields);
 
-/// Fills the gap between two texts.
+/// Generates the text between two texts.
 #[utoipa::path(post, path = "/infill", tag = "llama.cpp", request_body = InfillRequest, responses(
     (status = 200, description = "The text, whole or as server-sent events",
         content((CompletionAnswer = "application/json"), (String = "text/event-stream")))))]
@@ -78,10 +78,10 @@ pub async fn infill(
 }
 
 impl InfillFields {
-    /// The prompt's token ids, and whether something was cut off so that the answer has room: all that it may take, or half
-    /// of the context.
+    /// Returns the prompt's token ids, and whether texts were cut. They are cut so that the answer has room for
+    /// `max_tokens`, or for half the context if that is less. The context texts are cut first, at their beginning.
     fn prompt(&self, model: &ModelLease, generation: &GenerationSettings) -> Result<(Vec<u32>, bool), ApiError> {
-        /// BOS and the three marks.
+        /// BOS and the three special tokens.
         const MARKS: usize = 4;
         let tokens = fill_in::tokens(model)?;
         let mut before = fill_in::encode(model, &self.input_prefix, "input_prefix")?;

@@ -18,7 +18,7 @@ use crate::http::models::LoadedModel;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompts(Vec<MixedPrompt>);
 
-/// Texts and token ids, one after the other.
+/// A prompt of texts and token ids in sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct MixedPrompt(Vec<PromptPart>);
 
@@ -30,7 +30,8 @@ enum PromptPart {
 }
 
 impl Prompts {
-    /// The token ids of each prompt. A prompt that begins with a text has the tokens that the model wants at its beginning.
+    /// Returns the token ids of each prompt. A prompt that starts with a text gets the model's special tokens for the
+    /// start of a text. Fails for an empty prompt, unknown token ids, and texts that are too long to tokenise.
     pub fn encode(&self, model: &LoadedModel) -> Result<Vec<Arc<[u32]>>, ApiError> {
         self.0.iter().map(|prompt| prompt.encode(model)).collect()
     }
@@ -65,19 +66,19 @@ impl MixedPrompt {
     }
 }
 
-/// A part of a prompt as it is sent.
+/// A text or a token id of a prompt in the request.
 enum TextOrId {
     Text(String),
     Id(u32),
 }
 
-/// An item of a list: a part of the one prompt, or a prompt of several.
+/// An element of a list: a part of the only prompt, or one of several prompts.
 enum ListElement {
-    /// A text, which may be either.
+    /// A text: a part, or a prompt.
     Text(String),
-    /// A token id, which is a part.
+    /// A token id: a part.
     Id(u32),
-    /// A list or an object, which is a prompt.
+    /// A list or an object: a prompt.
     Prompt(MixedPrompt),
 }
 
@@ -104,8 +105,8 @@ impl<'de> Visitor<'de> for PromptsVisitor {
         Ok(Prompts(vec![object(map)?]))
     }
 
-    /// A list is one prompt as soon as it has a token id, and several as soon as it has a list or an object; one of strings alone
-    /// is several.
+    /// A list with a token id is one prompt; a list with a list or an object is several; a list of strings alone is
+    /// several.
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
         let (mut one, mut several, mut has_id) = (MixedPrompt::default(), Vec::new(), false);
         while let Some(element) = list.next_element()? {
@@ -207,7 +208,7 @@ fn token_id<E: Error>(id: u64) -> Result<u32, E> {
     u32::try_from(id).map_err(|_| E::custom(format!("{id} is no token id")))
 }
 
-/// The prompt in `{"prompt_string": ...}`, which has no pictures.
+/// Reads the prompt in `{"prompt_string": ...}`. Fails if it has images.
 fn object<'de, A: MapAccess<'de>>(mut map: A) -> Result<MixedPrompt, A::Error> {
     let mut prompt = None;
     while let Some(name) = map.next_key::<String>()? {

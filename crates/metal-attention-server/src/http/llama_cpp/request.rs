@@ -1,4 +1,4 @@
-//! The fields that `/completion` and `/infill` share, and how their texts are submitted.
+//! The part of a request that `/completion` and `/infill` share, and its submission.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,57 +20,64 @@ use crate::http::notes::Notes;
 use crate::http::openai::fields::GenerationFields;
 use crate::http::{ApiError, App};
 
-/// The fields of llama.cpp's texts that OpenAI's completions do not have.
+/// The fields of llama.cpp's completions that OpenAI's do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = LlamaCppTextFields)]
 pub struct TextFields {
-    /// Tell the ids of the tokens; streams always do.
+    /// Report the ids of the generated tokens; streams always do.
     return_tokens: Option<bool>,
-    /// Fields of the answer to keep; `a/b` is the field `b` of the field `a`. None, or an empty list: all.
+    /// Fields of the response to keep; `a/b` is the field `b` of the field `a`. Missing or empty: all.
     response_fields: Option<Vec<String>>,
-    /// Probabilities after the samplers, which this server does not tell: not together with `n_probs`.
+    /// Report probabilities after the samplers; not supported together with `n_probs`.
     post_sampling_probs: Option<bool>,
     /// More than 0: the text ends at the first line break after this many milliseconds since its first token.
     t_max_predict_ms: Option<i64>,
 }
 
-/// What `/completion` and `/infill` share.
+/// The part of a request that `/completion` and `/infill` share.
 #[derive(Debug, Clone)]
 pub struct SharedRequest {
-    /// The model's name.
+    /// The model's name; `None`: the default one.
     pub model: Option<String>,
-    /// How the texts are generated.
+    /// The settings of generation.
     pub generation: GenerationSettings,
+    /// The required form of the text.
     form: Option<RequestedForm>,
+    /// The contents of the response.
     options: AnswerOptions,
-    /// How the request was read.
+    /// Notes for response headers.
     notes: Notes,
 }
 
-/// What an answer holds.
+/// The contents of a response.
 #[derive(Debug, Clone, Default)]
 pub struct AnswerOptions {
-    /// The ids of the tokens.
+    /// Whether token ids are reported.
     pub return_tokens: bool,
-    /// The fields that are kept; none: all.
+    /// The fields that are kept; empty: all.
     pub fields: Vec<String>,
 }
 
-/// A prompt, and whether something of it was cut off.
+/// A tokenised prompt.
 pub struct CutPrompt {
+    /// Its token ids.
     pub ids: Arc<[u32]>,
+    /// Whether texts were cut to fit the context.
     pub truncated: bool,
 }
 
-/// Texts that were submitted.
+/// The submitted sequences of a request. Dropping it cancels them.
 pub struct SubmittedCompletion {
+    /// By sequence: the receiver of the scheduler's events.
     pub events: Vec<Events>,
+    /// Writes the response.
     pub writer: CompletionWriter,
+    /// Notes for response headers.
     pub notes: Notes,
 }
 
 impl SharedRequest {
-    /// Reads what the paths share.
+    /// Reads the shared fields.
     pub fn read(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut notes = unsupported::check(object)?;
         let shared: GenerationFields = object.parse()?;
@@ -90,7 +97,8 @@ impl SharedRequest {
         Ok(Self { model: shared.model, generation, form: form::read(object)?, options, notes })
     }
 
-    /// Submits the texts after `prompts`. Grammars take time: not to be called on a thread that serves others.
+    /// Submits `n` sequences after each of `prompts`. Grammars are CPU-bound: call it on a blocking thread. If a
+    /// sequence cannot be submitted, those before it are cancelled.
     pub fn submit(
         &self,
         app: &App,

@@ -1,4 +1,4 @@
-//! The answer of `/completion` and `/infill`, whole or as a stream.
+//! The response of `/completion` and `/infill`, whole or as a stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::http::openai::logprobs::{finite, spelling};
 use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};
 use crate::http::{ApiError, App};
 
-/// A text, or what is new of it where it is streamed.
+/// A completion, or the part of it that an event adds.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 #[schema(as = LlamaCppCompletion)]
 pub struct CompletionObject {
@@ -28,26 +28,26 @@ pub struct CompletionObject {
     index: usize,
     /// The text, or what is new of it.
     content: String,
-    /// The ids of its tokens, where they were asked for, and in streams.
+    /// The ids of its tokens, if requested, and in streams.
     tokens: Vec<u32>,
-    /// -1: a text has no slot of its own.
+    /// -1: a sequence has no fixed slot.
     id_slot: i32,
-    /// Whether the text is finished.
+    /// Whether the text has ended.
     stop: bool,
     /// Tokens that were generated so far.
     tokens_predicted: usize,
     /// Tokens of the prompt.
     tokens_evaluated: usize,
-    /// The probability of each token, where `n_probs` asks for them.
+    /// The probability of each token, if `n_probs` requests them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     completion_probabilities: Option<Vec<TokenProbability>>,
-    /// More, at the end.
+    /// More fields, at the end.
     #[serde(flatten)]
     end: Option<CompletionEnd>,
 }
 
-/// What is known at the end of a text.
+/// The fields that a text has at its end.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppCompletionEnd)]
 struct CompletionEnd {
@@ -59,19 +59,19 @@ struct CompletionEnd {
     prompt: String,
     /// Whether the text has a line break.
     has_new_line: bool,
-    /// Whether the prompt was cut to what the context holds, or the text ended because the context was full.
+    /// Whether the prompt was cut to fit the context, or the text ended because the context was full.
     truncated: bool,
-    /// Why the text ended: `eos`, `word` for a stop string, or `limit`.
+    /// The reason why the text ended: `eos`, `word` for a stop string, or `limit`.
     stop_type: &'static str,
-    /// The stop string that ended it; else empty.
+    /// The stop string that ended it; otherwise empty.
     stopping_word: String,
-    /// Tokens of the prompt that were in the KV cache already.
+    /// Tokens of the prompt that were found in the prefix cache.
     tokens_cached: usize,
-    /// The time it took.
+    /// The times of the sequence.
     timings: Timings,
 }
 
-/// The time that a text took.
+/// The times of a sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTimings)]
 struct Timings {
@@ -85,27 +85,27 @@ struct Timings {
     prompt_per_token_ms: f64,
     /// Tokens of the prompt in a second.
     prompt_per_second: f64,
-    /// Tokens that were generated.
+    /// Generated tokens.
     predicted_n: usize,
     /// Milliseconds from the first token to the end.
     predicted_ms: f64,
-    /// The same for each token.
+    /// Milliseconds of each generated token.
     predicted_per_token_ms: f64,
-    /// Tokens generated in a second.
+    /// Generated tokens in a second.
     predicted_per_second: f64,
 }
 
-/// How likely a token was, and the likeliest at its place.
+/// The probability of a token, and of the most likely ones at its position.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokenProbability)]
 struct TokenProbability {
     #[serde(flatten)]
     token: Probability,
-    /// The likeliest tokens at this place.
+    /// The most likely tokens at this position.
     top_logprobs: Vec<Probability>,
 }
 
-/// How likely a token was.
+/// The probability of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppProbability)]
 struct Probability {
@@ -153,7 +153,7 @@ impl Timings {
 }
 
 impl CompletionObject {
-    /// Adds the next part of the text.
+    /// Appends the next part of the text.
     fn add(&mut self, part: Self) {
         let Self { index, content, tokens, id_slot, stop, tokens_predicted, tokens_evaluated, .. } = part;
         self.content += &content;
@@ -167,7 +167,7 @@ impl CompletionObject {
     }
 }
 
-/// The answer: an object for one text, a list for several, or the fields of these that were asked for.
+/// The schema of the response: an object for one text, a list for several, or the requested fields of these.
 pub struct CompletionAnswer;
 
 impl PartialSchema for CompletionAnswer {
@@ -185,26 +185,32 @@ impl ToSchema for CompletionAnswer {
     }
 }
 
-/// A text as far as it was written.
+/// The state of a sequence that is being written.
 pub struct WrittenSequence {
+    /// The token ids of its prompt.
     prompt: Arc<[u32]>,
+    /// Whether its prompt was cut.
     truncated: bool,
+    /// The settings of generation; moved out at the end.
     settings: Map<String, Value>,
+    /// Whether the text has a line break so far.
     has_new_line: bool,
+    /// Generated tokens so far.
     n_tokens: usize,
-    /// Tokens whose text waits for more of it, and their probabilities.
+    /// Tokens whose text has not arrived yet.
     tokens: Vec<u32>,
+    /// The probabilities of these tokens, if requested.
     probabilities: Vec<TokenProbability>,
 }
 
 impl WrittenSequence {
-    /// The text after `prompt`, of which something was cut off where it is `truncated`, as `settings` have it.
+    /// The sequence after `prompt`, which was cut if `truncated`; `settings` are reported at its end.
     pub fn new(prompt: Arc<[u32]>, truncated: bool, settings: Map<String, Value>) -> Self {
         let (tokens, probabilities) = (Vec::new(), Vec::new());
         Self { prompt, truncated, settings, has_new_line: false, n_tokens: 0, tokens, probabilities }
     }
 
-    /// A part of the text, number `index`, with the tokens that wait.
+    /// A part of the text of sequence `index`, with the tokens of [`tokens`](Self::tokens).
     fn part(&mut self, index: usize, content: String) -> CompletionObject {
         self.has_new_line |= content.contains('\n');
         let probabilities = std::mem::take(&mut self.probabilities);
@@ -222,16 +228,20 @@ impl WrittenSequence {
     }
 }
 
-/// Makes llama.cpp's objects of events.
+/// Writes llama.cpp's objects from events.
 pub struct CompletionWriter {
+    /// The model's name in the response.
     model: String,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
+    /// The sequences of the request, by index.
     sequences: Vec<WrittenSequence>,
+    /// The contents of the response.
     options: AnswerOptions,
 }
 
 impl CompletionWriter {
-    /// For `sequences` of `model`.
+    /// A writer for `sequences` of `model`.
     pub fn new(
         model: String,
         tokenizer: Arc<Tokenizer>,
@@ -241,7 +251,7 @@ impl CompletionWriter {
         Self { model, tokenizer, sequences, options }
     }
 
-    /// What an event adds to text `i`; `None` where that is nothing yet.
+    /// Returns what an event adds to sequence `i`; `None`: nothing yet.
     fn take(&mut self, i: usize, event: Event) -> Result<Option<CompletionObject>, ApiError> {
         let text = &mut self.sequences[i];
         match event {
@@ -275,7 +285,7 @@ impl CompletionWriter {
         }
     }
 
-    /// The fields of a finished text that were asked for.
+    /// The requested fields of a complete text.
     fn chosen(&self, completion: &CompletionObject) -> Value {
         let whole = serde_json::to_value(completion).unwrap_or_default();
         if self.options.fields.is_empty() {
@@ -289,7 +299,7 @@ impl CompletionWriter {
     }
 }
 
-/// Answers with the submitted texts of `model`: as a stream, as an object, or as a list of several.
+/// Responds with the submitted sequences of `model`: as a stream, as an object, or as a list of several.
 pub async fn answer(
     app: App,
     model: ModelLease,
@@ -338,7 +348,7 @@ impl ChunkWriter for CompletionWriter {
     }
 }
 
-/// llama.cpp's name for why a text ended.
+/// llama.cpp's word for the reason why a text ended.
 fn stop_type(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::End | EndReason::Calls => "eos",

@@ -1,4 +1,4 @@
-//! `/slots/{id_slot}`: the text of a slot, saved to a file, restored from one, or erased.
+//! `/slots/{id_slot}`: saves the sequence of a slot to a file, restores one from a file, or erases it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::http::body::{FromJson, Object, OptionalJson};
 use crate::http::models::ModelLease;
 use crate::http::{ApiError, App, run_blocking, task_outcome};
 
-/// Most bytes of a file's name.
+/// Maximum bytes of a file's name.
 const MAX_NAME: usize = 128;
 
-/// What is to be done with a slot.
+/// An operation on a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum SlotCommand {
@@ -44,11 +44,12 @@ impl FromRequestParts<App> for ActionQuery {
     }
 }
 
-/// Which file is meant.
+/// The file of an operation.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[schema(as = LlamaCppSlotFile)]
 pub struct SlotFile {
-    /// The file's name in the server's folder for slots: letters, digits, `.`, `_` and `-`, of which the first is a letter or a digit.
+    /// The file's name in the server's folder for slots: letters, digits, `.`, `_` and `-`, the first a letter or a
+    /// digit.
     #[schema(min_length = 1, max_length = 128)]
     filename: Option<String>,
     /// The model's name, as in the query.
@@ -61,47 +62,47 @@ impl FromJson for SlotFile {
     }
 }
 
-/// What was done.
+/// The result of an operation.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = LlamaCppSlotAction)]
 pub enum SlotAction {
-    /// The text was saved.
+    /// The sequence was saved.
     Saved {
         /// The slot.
         id_slot: usize,
         /// The file.
         filename: String,
-        /// Tokens of the text.
+        /// Tokens of the sequence.
         n_saved: usize,
         /// Bytes of the file.
         n_written: u64,
-        /// How long it took.
+        /// The time of the operation.
         timings: SaveTimings,
     },
-    /// A text was restored.
+    /// A sequence was restored.
     Restored {
         /// The slot.
         id_slot: usize,
         /// The file.
         filename: String,
-        /// Tokens of the text.
+        /// Tokens of the sequence.
         n_restored: usize,
         /// Bytes of the file.
         n_read: u64,
-        /// How long it took.
+        /// The time of the operation.
         timings: RestoreTimings,
     },
-    /// The text was erased.
+    /// The sequence was erased.
     Erased {
         /// The slot.
         id_slot: usize,
-        /// Tokens of the text.
+        /// Tokens of the sequence.
         n_erased: usize,
     },
 }
 
-/// How long a text took to be saved.
+/// The time to save a sequence.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LlamaCppSaveTimings)]
 pub struct SaveTimings {
@@ -109,7 +110,7 @@ pub struct SaveTimings {
     save_ms: f64,
 }
 
-/// How long a text took to be restored.
+/// The time to restore a sequence.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LlamaCppRestoreTimings)]
 pub struct RestoreTimings {
@@ -117,8 +118,8 @@ pub struct RestoreTimings {
     restore_ms: f64,
 }
 
-/// Saves the text of a slot to a file, restores one from a file, or erases it. Slots are numbered as in `/slots`, and go on with the
-/// texts that have ended, the last one first.
+/// Saves the sequence of a slot to a file, restores one from a file, or erases it. Slots have the numbers of `/slots`;
+/// after the running sequences, they hold finished ones that are still in the KV cache, the most recent first.
 #[utoipa::path(post, path = "/slots/{id_slot}", tag = "llama.cpp", params(
     ("id_slot" = usize, Path, description = "The slot"),
     ("action" = String, Query, description = "`save`, `restore` or `erase`"),
@@ -209,8 +210,8 @@ async fn restore(
     Ok(SlotAction::Restored { id_slot, filename: filename.to_owned(), n_restored, n_read, timings })
 }
 
-/// Does what has a copy of a text in memory, which may be as large as the KV cache: one at a time, and to its end also where the
-/// client goes away.
+/// Runs `work`, which has a copy of a sequence in memory that may be as large as the KV cache: one at a time, and to
+/// its end even if the client disconnects.
 async fn one_at_a_time<T: Send + 'static>(
     app: &App,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
@@ -228,7 +229,7 @@ fn milliseconds(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
-/// The file's name, which leads nowhere else than into the folder.
+/// Returns the file's name. It cannot lead out of the folder.
 fn file_name(file: &SlotFile) -> Result<&str, ApiError> {
     let wrong = |message: String| Err(ApiError::field("filename", message));
     let Some(name) = file.filename.as_deref() else {
@@ -244,7 +245,7 @@ fn file_name(file: &SlotFile) -> Result<&str, ApiError> {
     ))
 }
 
-/// An error where something else than a file is at `path`: a link may lead out of the folder, and a pipe is never at its end.
+/// Fails where `path` exists and is no regular file: a link may lead out of the folder, and a pipe has no end.
 fn check_file(path: &Path) -> Result<(), ApiError> {
     match path.symlink_metadata() {
         Ok(metadata) if !metadata.is_file() => {
@@ -281,7 +282,7 @@ impl From<SessionError> for ApiError {
             }
             SessionError::Read(_) | SessionError::Write(_) => Self::internal(message),
             SessionError::Snapshot(SnapshotError::Forward(_)) => Self::unavailable("no_room", message),
-            // The file is no session, or one of another model or KV cache.
+            // The file is no session, or one of another model or KV cache layout.
             _ => Self::field("filename", message),
         }
     }
@@ -292,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lack_of_memory_is_no_fault_of_the_client() {
+    fn lack_of_memory_is_no_error_of_the_client() {
         let no_memory = || SnapshotError::Forward(ForwardError::OutOfMemory { what: "a copy", bytes: 1 << 40 });
         assert_eq!(ApiError::from(SessionError::from(no_memory())).status(), 503);
         assert_eq!(ApiError::from(SlotError::from(no_memory())).status(), 503);
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_nowhere_else() {
+    fn file_names_cannot_lead_out_of_the_folder() {
         let check = |name: &str| {
             let file = SlotFile { filename: Some(name.into()), model: None };
             file_name(&file).map(str::to_owned).map_err(|error| error.param().map(str::to_owned))

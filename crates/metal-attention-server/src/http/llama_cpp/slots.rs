@@ -1,4 +1,4 @@
-//! `/slots`: the texts that are generated now, by their counts.
+//! `/slots`: the running sequences, by their numbers of tokens.
 
 use axum::extract::State;
 use metal_attention::scheduler::RunningText;
@@ -9,37 +9,37 @@ use super::error::ErrorBody;
 use super::props::ModelQuery;
 use crate::http::{ApiError, App};
 
-/// A place for a text.
+/// A slot: the place of one running sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = LlamaCppSlot)]
 pub struct Slot {
-    /// Its number: of each replica the texts that are generated come first, in the order in which they began.
+    /// Its number: of each replica, the running sequences come first, in the order of their start.
     id: usize,
-    /// Tokens a text has room for, its prompt included.
+    /// Maximum tokens of a sequence, its prompt included.
     n_ctx: usize,
-    /// Whether a text is generated.
+    /// Whether a sequence is running.
     is_processing: bool,
-    /// False: texts are not guessed ahead.
+    /// False: there is no speculative decoding.
     speculative: bool,
     /// Tokens of the prompt.
     n_prompt_tokens: usize,
-    /// Those of them that were evaluated, or were in the KV cache already.
+    /// Tokens of the prompt that were evaluated or found in the prefix cache.
     n_prompt_tokens_processed: usize,
-    /// Those of them that were in the KV cache already.
+    /// Tokens of the prompt that were found in the prefix cache.
     n_prompt_tokens_cache: usize,
-    /// What comes next.
+    /// The progress of its generation.
     next_token: [SequenceProgress; 1],
 }
 
-/// How far a text is.
+/// The progress of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTextProgress)]
 struct SequenceProgress {
     /// Whether more tokens come.
     has_next_token: bool,
-    /// Tokens that were generated.
+    /// Generated tokens.
     n_decoded: usize,
-    /// Tokens that may still come; -1: as many as there is room for.
+    /// Maximum tokens that are still to come; -1: limited by the context only.
     n_remain: i64,
 }
 
@@ -66,7 +66,7 @@ impl Slot {
     }
 }
 
-/// Tells which texts are generated now, by their counts. No text is shown.
+/// Reports the running sequences by their numbers of tokens, without their text.
 #[utoipa::path(get, path = "/slots", tag = "llama.cpp", params(
     ("model" = Option<String>, Query, description = "The model's name"),
     ("fail_on_no_slot" = Option<String>, Query, description = "Not empty: 503 where no slot is free")),
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_show_the_counts_of_their_texts() {
+    fn slots_show_the_counts_of_their_sequences() {
         let text = RunningText { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
         let busy = serde_json::to_value(Slot::new(1, 512, Some(&text))).unwrap();
         let next = serde_json::json!({"has_next_token": true, "n_decoded": 3, "n_remain": 5});

@@ -9,18 +9,18 @@ use crate::http::body::{FromJson, Json, Object};
 use crate::http::limits::{MAX_TEXT_BYTES, MAX_UNCLEAR_BYTES};
 use crate::http::{ApiError, App, prepare};
 
-/// A text to be turned into token ids.
+/// A request to tokenise a text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct TokenizeRequest {
     /// The model's name.
     model: Option<String>,
     /// The text.
     content: String,
-    /// Add the tokens that the model wants around a text.
+    /// Add the model's special tokens for the start and the end of a text.
     add_special: Option<bool>,
-    /// Turn the text of special tokens into these tokens; without a word about it, yes.
+    /// Parse the spelling of special tokens as these tokens; default: yes.
     parse_special: Option<bool>,
-    /// Tell what each token writes, too.
+    /// Report the text of each token, too.
     with_pieces: Option<bool>,
 }
 
@@ -30,11 +30,11 @@ impl FromJson for TokenizeRequest {
     }
 }
 
-/// Token ids.
+/// The tokens of a text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokens)]
 pub struct TokenList {
-    /// Their ids, or ids with what they write.
+    /// Their ids, or ids with texts.
     tokens: Vec<TokenEntry>,
 }
 
@@ -45,35 +45,35 @@ pub struct TokenList {
 enum TokenEntry {
     /// Its id.
     Id(u32),
-    /// With what it writes.
+    /// Its id and its text.
     Piece(TokenPiece),
 }
 
-/// A token and what it writes.
+/// A token and its text.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokenPiece)]
 struct TokenPiece {
     /// The token's id.
     id: u32,
-    /// What it writes.
+    /// Its text.
     piece: TokenText,
 }
 
-/// What a token writes.
+/// The text of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppPiece)]
 #[serde(untagged)]
 enum TokenText {
     /// A text.
     Text(String),
-    /// Bytes that are no text: a part of a character.
+    /// Bytes that are no text by themselves: a part of a character.
     Bytes(Vec<u8>),
 }
 
 impl TokenPiece {
     fn new(tokenizer: &Tokenizer, id: u32) -> Self {
         let piece = match String::from_utf8(tokenizer.token_bytes(id).to_vec()) {
-            // A token that writes nothing has a spelling of its own.
+            // A token that writes nothing is reported with its spelling in the vocabulary.
             Ok(text) if text.is_empty() => TokenText::Text(tokenizer.token_text(id).unwrap_or_default().to_owned()),
             Ok(text) => TokenText::Text(text),
             Err(error) => TokenText::Bytes(error.into_bytes()),
@@ -82,7 +82,7 @@ impl TokenPiece {
     }
 }
 
-/// Turns text into token ids.
+/// Tokenises a text.
 #[utoipa::path(post, path = "/tokenize", tag = "llama.cpp", request_body = TokenizeRequest,
     responses((status = 200, description = "The token ids", body = TokenList)))]
 pub async fn tokenize(
@@ -111,14 +111,14 @@ pub async fn tokenize(
     Ok(axum::Json(TokenList { tokens }))
 }
 
-/// Token ids to be turned into text.
+/// A request to turn token ids into text.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct DetokenizeRequest {
     /// The model's name.
     model: Option<String>,
     /// The ids.
     tokens: Vec<u32>,
-    /// Write special tokens, too, by their spelling.
+    /// Write special tokens as well, with their spelling.
     special: Option<bool>,
 }
 
@@ -128,7 +128,7 @@ impl FromJson for DetokenizeRequest {
     }
 }
 
-/// A text.
+/// A decoded text.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = LlamaCppText)]
 pub struct DetokenizedText {
@@ -136,7 +136,7 @@ pub struct DetokenizedText {
     content: String,
 }
 
-/// Turns token ids into text.
+/// Decodes token ids to text.
 #[utoipa::path(post, path = "/detokenize", tag = "llama.cpp", request_body = DetokenizeRequest,
     responses((status = 200, description = "The text", body = DetokenizedText)))]
 pub async fn detokenize(

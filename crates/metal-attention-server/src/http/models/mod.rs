@@ -1,5 +1,5 @@
-//! The models that are served: which there are ([`registry`]), which are loaded ([`residency`]), and what requests use
-//! ([`lease`]).
+//! The models that are served: their names ([`registry`]), which ones are loaded ([`residency`]), and their use by
+//! requests ([`lease`]).
 
 mod card;
 mod keep_alive;

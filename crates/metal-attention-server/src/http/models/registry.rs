@@ -1,4 +1,8 @@
 //! The models that requests can name.
+//!
+//! They come from the configuration, from a model store (a folder, checked for changes at each lookup), and from
+//! clients, which derive models with other defaults from them. Several served models may share one [`LoadUnit`], which
+//! [`Residency`] loads and unloads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
@@ -16,37 +20,38 @@ use super::source::{ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PullP
 use crate::http::ApiError;
 use crate::http::limits::MAX_MODEL_NAME;
 
-/// How long models stay loaded where nothing is said about it.
+/// The time that models stay loaded unless configured otherwise.
 const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
 
-/// How long what was found in the store holds at least, and how many times as long as looking through it took.
+/// The minimum time for which the store's list is valid, and the factor by which it is valid longer than reading it
+/// took.
 const STORE_AGE: (Duration, u32) = (Duration::from_secs(1), 10);
 
-/// Most models that clients make.
+/// Maximum number of models that clients derive.
 const MAX_MADE: usize = 256;
 
-/// A model as requests name it.
+/// A model under the names that requests use.
 pub struct ServedModel {
-    /// The main one first. In the others `*` stands for any text.
+    /// The main name first. In the others `*` stands for any text.
     names: Vec<String>,
-    /// What requests have where they do not say otherwise.
+    /// Defaults for requests.
     pub defaults: ModelDefaults,
-    /// What is loaded for it. Several entries may share it.
+    /// The model that is loaded for it. Several served models may share it.
     unit: Arc<LoadUnit>,
     origin: ModelOrigin,
 }
 
-/// Where an entry comes from.
+/// The origin of a served model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ModelOrigin {
-    /// The server was started with it.
+    /// The configuration, at the start of the server.
     Configured,
-    /// The store has it, in this version.
+    /// The store, which lists this version of it.
     Stored(u64),
-    /// A client deleted it, and models that were made of it are left, so the store has it still, in this version. No
-    /// request can name it.
+    /// The store, where a client has deleted it while models derived from it remain: its files, of this version, are
+    /// still needed. No request can name it.
     Deleted(u64),
-    /// A client made it.
+    /// A client derived it from another one.
     Made,
 }
 
@@ -56,12 +61,12 @@ impl ServedModel {
         self.names.first().map_or("", String::as_str)
     }
 
-    /// Its names, the main one first. In the others `*` stands for any text.
+    /// All names, the main one first. In the others `*` stands for any text.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Whether the model is called `name`.
+    /// Whether `name` is one of its names.
     pub fn has_name(&self, name: &str) -> bool {
         self.main_name() == name || self.names.iter().skip(1).any(|pattern| matches(pattern, name))
     }
@@ -73,29 +78,29 @@ impl ServedModel {
         }
     }
 
-    /// What is known of the model without loading it. It may read the file: not to be called on a thread that serves
-    /// others.
+    /// The properties that are known without loading it. May read the file: call it on a blocking thread.
     pub fn card(&self) -> Result<Arc<ModelCard>, SourceError> {
         self.unit.source.card()
     }
 }
 
-/// The models of a server.
+/// All models of a server.
 pub struct Models {
     entries: RwLock<Vec<Arc<ServedModel>>>,
     store: Option<Box<dyn ModelStore>>,
-    /// When the store is to be looked through again; `None`: at once. Locked by what looks through it.
+    /// When the store must be read again; `None`: at once. Locked while it is read.
     next_refresh: Mutex<Option<Instant>>,
-    /// The store was looked through once.
+    /// Whether the store was read at least once.
     has_refreshed: AtomicBool,
+    /// The time that models of the store stay loaded.
     keep_alive: KeepAlive,
-    /// There is one model and never another: it answers by any name.
+    /// There is one model and no store: any name means it.
     is_only_model: bool,
     residency: Arc<Residency>,
 }
 
 impl Models {
-    /// The models of `options`. Called within a runtime, which loads and unloads them.
+    /// The models of `options`. Must be called within a tokio runtime, which loads and unloads them.
     pub fn new(options: ModelsOptions) -> Self {
         let ModelsOptions { models, store, keep_alive, memory } = options;
         let is_only_model = models.len() == 1 && models[0].resident && store.is_none();
@@ -123,28 +128,28 @@ impl Models {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All models, loaded or not. It may look through folders: not to be called on a thread that serves others.
+    /// All models, loaded or not. May read folders: call it on a blocking thread.
     pub fn list(&self) -> Vec<Arc<ServedModel>> {
         self.refresh_from_store();
         self.entries()
     }
 
-    /// Whether models come and go while the server runs: finding one then looks through folders.
+    /// Whether there is a model store: finding a model may then read folders.
     pub fn has_store(&self) -> bool {
         self.store.is_some()
     }
 
-    /// Whether more than one model may be loaded. What clients make of the only one is loaded as that one.
+    /// Whether more than one model may be loaded. Models derived from the only one share its weights.
     pub fn are_several(&self) -> bool {
         !self.is_only_model
     }
 
-    /// Whether the models that the server starts with are loaded.
+    /// Whether the models of the start are loaded.
     pub fn has_started(&self) -> bool {
         self.residency.has_started()
     }
 
-    /// What runs the requests to the only model, where there is no other and it is loaded.
+    /// The schedulers of the only model; `None` where there may be several, or it is not loaded.
     pub fn only_scheduler(&self) -> Option<Replicas> {
         if self.are_several() {
             return None;
@@ -152,39 +157,38 @@ impl Models {
         self.residency.all_loaded().first().map(|(_, loaded)| loaded.scheduler.clone())
     }
 
-    /// The models that are loaded, by their main names, with what runs their requests.
+    /// The schedulers of all loaded models, by their main names.
     pub fn schedulers(&self) -> Vec<(String, Replicas)> {
         let all = self.residency.all_loaded();
         all.into_iter().map(|(unit, loaded)| (unit.name.clone(), loaded.scheduler.clone())).collect()
     }
 
-    /// Loads the models that the server starts with.
+    /// Loads the models of the start.
     pub async fn start(&self) -> Result<(), StartFailure> {
         self.residency.start().await
     }
 
-    /// Unloads models whose time is over, as long as the server runs.
+    /// Unloads models whose time has expired. Runs as long as the server.
     pub async fn expire(self: Arc<Self>) {
         Arc::clone(&self.residency).expire().await;
     }
 
-    /// Takes no more requests, and returns when those of all models are finished; those that are not after `grace` are
-    /// cancelled.
+    /// Refuses new requests, waits for the running ones, and cancels those that remain after `grace`.
     pub async fn shut_down(&self, grace: Duration) {
         self.residency.shut_down(grace).await;
     }
 
-    /// What is the case with a model.
+    /// The residency status of a model.
     pub fn status(&self, entry: &ServedModel) -> ModelStatus {
         self.residency.status(&entry.unit)
     }
 
-    /// The model, where it is loaded now.
+    /// The model if it is loaded now.
     pub fn loaded(&self, entry: &ServedModel) -> Option<Arc<LoadedModel>> {
         self.residency.loaded(&entry.unit)
     }
 
-    /// The model that is called `name`, with or without the tag `latest`. It may look through folders.
+    /// Finds the model with this name, with or without the tag `latest`. May read folders.
     pub fn find(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
         if name.len() > MAX_MODEL_NAME {
             let message = format!("model: the name is longer than the {MAX_MODEL_NAME} bytes that one may have");
@@ -196,12 +200,12 @@ impl Models {
             let alias = || entries.iter().find(|entry| entry.has_name(name) || entry.has_name(without_latest(name)));
             exact.or_else(plain).or_else(alias).cloned()
         };
-        // Files may have come, changed or gone.
+        // Files may have been added, changed or removed.
         self.refresh_from_store();
         known(&self.entries()).ok_or_else(|| self.unknown(name))
     }
 
-    /// There is no model that is called `name`.
+    /// The error that no model has this name.
     pub fn unknown(&self, name: &str) -> ApiError {
         const MOST: usize = 20;
         let entries = self.entries();
@@ -214,8 +218,8 @@ impl Models {
         ApiError::not_found("model_not_found", message).with_param("model")
     }
 
-    /// The model that a request means. The only one answers by any name; without a name it is the first one that the
-    /// server was started with. It may look through folders.
+    /// Finds the model that a request means. Where there is only one, any name means it; without a name it is the first
+    /// one of the configuration. May read folders.
     pub fn resolve(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         let first = || {
             let entries = self.list();
@@ -230,7 +234,7 @@ impl Models {
         }
     }
 
-    /// The model of `entry` for a request that calls it `asked`: waits until it is loaded. `None`: it is removed.
+    /// Leases the model for a request that names it `asked`, and waits until it is loaded. `None`: it was removed.
     pub async fn lease(
         self: &Arc<Self>,
         entry: &Arc<ServedModel>,
@@ -240,18 +244,18 @@ impl Models {
         Ok(held.map(|held| ModelLease::new(Arc::clone(self), Arc::clone(entry), held, asked)))
     }
 
-    /// The model stays loaded for this long after each request from now on. Of a model that is loaded and not in use, no time
-    /// at all unloads it now.
+    /// Sets how long the model stays loaded after each request. Zero unloads an unused model now.
     pub fn set_keep_alive(&self, entry: &ServedModel, keep_alive: KeepAlive) {
         self.residency.set_keep_alive(&entry.unit, keep_alive);
     }
 
-    /// The model goes when the requests that use it are answered.
+    /// Unloads the model when the requests that use it are answered.
     pub fn unload(&self, entry: &ServedModel) {
         self.residency.retire(&entry.unit);
     }
 
-    /// Makes the model `name`, which is that of `from` with other `defaults`. It is there until the server ends.
+    /// Derives the model `name` from `from`, with other defaults. It exists until the server ends. Fails for an invalid
+    /// name, the name of a model that is a file, and too many derived models.
     pub fn make(&self, name: &str, from: &ServedModel, defaults: ModelDefaults) -> Result<(), ApiError> {
         let name = without_latest(name);
         if name.is_empty() || name.len() > MAX_MODEL_NAME || name.contains(['*', '\0']) {
@@ -276,8 +280,8 @@ impl Models {
         Ok(())
     }
 
-    /// Removes a model: one that a client made, or one of the store. Its files go with the last model that is made of
-    /// them. It removes files: not to be called on a thread that serves others.
+    /// Deletes a derived model, or one of the store. Files are deleted with the last model that shares them. Deletes
+    /// files: call it on a blocking thread.
     pub fn delete(&self, entry: &Arc<ServedModel>) -> Result<(), ApiError> {
         let name = entry.main_name();
         if entry.origin == ModelOrigin::Configured {
@@ -293,8 +297,8 @@ impl Models {
         Ok(())
     }
 
-    /// Removes the name of a model where another one is left with the same files, or it has none of the store. `Some`: it is
-    /// the last one, and this is the store's, whose files are to be deleted.
+    /// Removes the name of a model where another one shares its files, or where it has none in the store. Returns the
+    /// store's model where it is the last one: its files are to be deleted.
     fn delete_name(&self, entry: &Arc<ServedModel>) -> Option<Arc<ServedModel>> {
         let mut entries = self.entries_mut();
         let at = entries.iter().position(|known| Arc::ptr_eq(known, entry))?;
@@ -306,7 +310,7 @@ impl Models {
             return stored;
         }
         match entry.origin {
-            // The store would list it again.
+            // The entry remains, since the store would list it again.
             ModelOrigin::Stored(version) => {
                 let (names, defaults, unit) = (entry.names.clone(), entry.defaults.clone(), Arc::clone(&entry.unit));
                 entries[at] = Arc::new(ServedModel { names, defaults, unit, origin: ModelOrigin::Deleted(version) });
@@ -330,14 +334,14 @@ impl Models {
         }
     }
 
-    /// Downloads a model to the store; it stops where `report` gives false. It takes a while: not to be called on a thread that serves others.
+    /// Downloads a model to the store. Stops when `report` returns false. Takes long: call it on a blocking thread.
     pub fn pull(&self, name: &str, report: &mut dyn FnMut(PullProgress) -> bool) -> Result<(), ApiError> {
         let Some(store) = &self.store else {
             let message = "this server keeps no models that can be pulled: start it with --models-dir";
             return Err(ApiError::invalid(message).with_code("no_model_store"));
         };
         store.pull(name, report).map_err(|error| ApiError::invalid(format!("{name:?} cannot be pulled: {error}")))?;
-        // One that was deleted while another model was made of it can be named again.
+        // A deleted model from which others are derived can be named again.
         self.forget(&mut self.entries_mut(), |entry| {
             matches!(entry.origin, ModelOrigin::Deleted(_)) && entry.main_name() == name
         });
@@ -346,8 +350,8 @@ impl Models {
         Ok(())
     }
 
-    /// Takes notice of models that came, changed or went, unless that was done just now, or another thread is at it: what is
-    /// known serves meanwhile, as folders on a network may be slow.
+    /// Reads the store again, unless that was done recently or another thread is doing it: folders on a network may be
+    /// slow.
     fn refresh_from_store(&self) {
         let Some(store) = &self.store else { return };
         let mut next_refresh = match self.next_refresh.try_lock() {
@@ -360,7 +364,7 @@ impl Models {
         }
     }
 
-    /// Takes notice of models that came, changed or went. It gives when to do so again.
+    /// Updates the entries from the store. Returns when to do so again.
     fn sync_with_store(&self, store: &dyn ModelStore) -> Instant {
         let begun = Instant::now();
         let found = store.models();
@@ -369,7 +373,7 @@ impl Models {
         let is_there = |entry: &ServedModel, version: u64| {
             found.iter().any(|model| model.version == version && model.name == entry.main_name())
         };
-        // Those that are told that their model is gone look for a new version of it when this is done.
+        // Requests whose model is removed here look up its new version afterwards.
         let mut entries = self.entries_mut();
         self.forget(&mut entries, |entry| match entry.origin {
             ModelOrigin::Stored(version) | ModelOrigin::Deleted(version) => !is_there(entry, version),

@@ -1,12 +1,13 @@
-//! Which models are loaded, and which give way for others.
+//! Which models are loaded, and which are unloaded for others.
 //!
-//! A model that is not loaded is loaded for all requests that wait for it. First the memory is freed that it needs: of
-//! the models on its devices those go that were used least recently, idle ones first. A model that is to go takes no
-//! more requests, and goes when its answers are complete; requests that come meanwhile wait until it is loaded again.
-//! All requests that waited for a model get it when it is loaded, before it can be made to go: none waits for ever.
+//! A model is loaded when a request needs it, once for all requests that wait for it. First its memory is reserved: of
+//! the models on the same devices, the least recently used ones are evicted, idle ones first. An evicted ("retiring")
+//! model accepts no more requests, and is unloaded when its running requests are answered; requests for it wait until
+//! it is loaded again. All requests that wait for a model get it as soon as it is loaded, before it can be evicted:
+//! none waits for ever.
 //!
-//! A model that is removed goes like that, and its slot with it. Requests that wait for it meanwhile are told, and may find
-//! another one by its name.
+//! A removed model is retired like that, and its entry is removed with it. Requests that wait for it fail with
+//! "removed", and may find another one with its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -24,37 +25,38 @@ use super::loaded::LoadedModel;
 use super::source::{MemoryNeed, ModelSource, Placement, SourceError};
 use crate::http::ApiError;
 
-/// How often a load that waits for memory looks again, besides when a model goes.
+/// The interval at which a load that waits for memory checks again, besides after each unload.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A model that is loaded as a whole.
+/// A model that is loaded and unloaded as a whole.
 pub struct LoadUnit {
     id: u64,
-    /// The main name of its first entry, for messages.
+    /// The main name of the first served model that uses it, for messages.
     pub name: String,
-    /// Where it comes from.
+    /// Loads it.
     pub source: Box<dyn ModelSource>,
-    /// It is loaded when the server starts, and never unloaded for another model.
+    /// Whether it is loaded at the start of the server and never evicted.
     resident: bool,
+    /// The time that it stays loaded after its last request, unless a request sets another one.
     keep_alive: KeepAlive,
 }
 
-/// What is the case with a model.
+/// The residency status of a model.
 #[derive(Debug, Clone, Default)]
 pub struct ModelStatus {
-    /// When it goes if no other request comes; `None`: it stays, or is not loaded.
+    /// The time until it is unloaded without another request; `None`: it stays, or is not loaded.
     pub unloads_in: Option<Duration>,
-    /// The memory that is set aside for it.
+    /// The memory that is reserved for it.
     pub memory: Placement,
 }
 
-/// A model in use.
+/// The use of a loaded model by a request. Dropping it ends the use.
 pub struct HeldModel {
     residency: Arc<Residency>,
     unit: Arc<LoadUnit>,
     /// The model.
     pub loaded: Arc<LoadedModel>,
-    /// How long the request waited for it to load.
+    /// The time that the request waited for it to load; `None`: it was loaded.
     pub waited: Option<Duration>,
 }
 
@@ -64,19 +66,21 @@ impl Drop for HeldModel {
     }
 }
 
-/// A model that is loaded.
+/// A loaded model.
 struct ResidentModel {
     loaded: Arc<LoadedModel>,
     /// Requests that use it.
     n_held: usize,
+    /// The time of the last begin or end of a use.
     last_used: Instant,
+    /// The time that it stays loaded after its last request.
     keep_alive: KeepAlive,
-    /// It takes no more requests, and goes when those that it has are answered.
+    /// Whether it accepts no more requests and is unloaded when those that use it are answered.
     retiring: bool,
 }
 
 impl ResidentModel {
-    /// When it goes if no request comes; `None`: never, or requests use it.
+    /// When it is unloaded without another request; `None`: never, or requests use it.
     fn unloads_at(&self) -> Option<Instant> {
         match self.keep_alive {
             KeepAlive::For(time) if self.n_held == 0 => self.last_used.checked_add(time),
@@ -85,11 +89,11 @@ impl ResidentModel {
     }
 }
 
-/// The phases of a model.
+/// The phase of a model.
 enum ResidencyPhase {
     /// It is not loaded.
     Unloaded,
-    /// The server starts with it: requests are refused until it is loaded.
+    /// It is loaded at the start of the server: requests are refused until it is loaded.
     Starting,
     /// It waits for memory, or is being loaded.
     Loading,
@@ -99,27 +103,28 @@ enum ResidencyPhase {
     Unloading,
 }
 
-/// A request that waits for a model. Where the model is removed it is dropped.
+/// A request that waits for a model. Dropping it reports that the model was removed.
 type Waiter = oneshot::Sender<Result<HeldModel, ApiError>>;
 
-/// What a request for a model comes to.
+/// The outcome of a request for a model.
 enum HoldOutcome {
     /// The model is loaded.
     Held(HeldModel),
-    /// It is to be loaded.
+    /// It is being loaded, and sent here afterwards.
     Wait(oneshot::Receiver<Result<HeldModel, ApiError>>),
-    /// There is no such model any more.
+    /// It was removed.
     Removed,
 }
 
-/// What is known of a unit.
+/// The state of one load unit.
 struct ResidencyEntry {
     unit: Arc<LoadUnit>,
     phase: ResidencyPhase,
+    /// Requests that wait for it to be loaded.
     waiters: Vec<Waiter>,
-    /// The memory that is set aside for it.
+    /// The memory that is reserved for it.
     memory: Placement,
-    /// No entry has it any more: the slot goes when it is unloaded.
+    /// Whether no served model uses it any more: the entry is removed when it is unloaded.
     is_removed: bool,
 }
 
@@ -137,32 +142,35 @@ impl ResidencyEntry {
     }
 }
 
-/// Why a model that the server starts with was not loaded.
+/// The reason why a model of the start was not loaded.
 pub enum StartFailure {
     /// Its source failed.
     Load(SourceError),
-    /// The system gave no thread.
+    /// The system could not start a thread.
     Thread(std::io::Error),
-    /// Loading it panicked.
+    /// The load panicked.
     Panicked,
 }
 
 /// Loads and unloads models.
 pub struct Residency {
+    /// The load units by id.
     entries: Mutex<BTreeMap<u64, ResidencyEntry>>,
-    /// The id of the next unit: none is used twice, as requests may still have a unit that was removed.
+    /// The id of the next unit. Ids are not reused, since requests may still refer to a removed unit.
     next_id: AtomicU64,
-    /// Something changed: a model was loaded, went, or is not used any more.
+    /// Notified when a model was loaded or unloaded, or a use ended.
     changed: Notify,
-    /// One load at a time makes room.
+    /// Held by the load that reserves memory: one at a time.
     load_lock: tokio::sync::Mutex<()>,
-    /// Most bytes of a device that all models take.
+    /// Maximum bytes of each device for all models; `None`: the device's capacity.
     memory: Option<u64>,
+    /// Runs loads and unloads.
     runtime: Handle,
 }
 
 impl Residency {
-    /// Models that take at most `memory` bytes of each device. Called within a runtime, which loads and unloads them.
+    /// No models yet; all together may occupy `memory` bytes of each device. Must be called within a tokio runtime,
+    /// which loads and unloads them.
     pub fn new(memory: Option<u64>) -> Arc<Self> {
         let (changed, load_lock) = (Notify::new(), tokio::sync::Mutex::new(()));
         let (entries, next_id) = (Mutex::default(), AtomicU64::new(0));
@@ -173,7 +181,7 @@ impl Residency {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A model that can be loaded from now on.
+    /// Adds a model, which can be loaded from now on.
     pub fn add(
         &self,
         name: &str,
@@ -190,7 +198,7 @@ impl Residency {
         unit
     }
 
-    /// The model in use; waits until it is loaded. `None`: it is removed.
+    /// Returns a use of the model, after it is loaded. `None`: the model was removed.
     pub async fn hold(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<Option<HeldModel>, ApiError> {
         match self.hold_loaded(unit)? {
             HoldOutcome::Held(held) => Ok(Some(held)),
@@ -199,7 +207,7 @@ impl Residency {
         }
     }
 
-    /// The model in use where it is loaded, else a wait for it.
+    /// Returns a use of the model if it is loaded; else a receiver of one. Starts the load if need be.
     fn hold_loaded(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<HoldOutcome, ApiError> {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id).filter(|entry| !entry.is_removed) else {
@@ -224,13 +232,13 @@ impl Residency {
             ResidencyPhase::Loaded(running) if running.n_held == 0 => self.begin_unload(entry),
             ResidencyPhase::Loaded(_) | ResidencyPhase::Loading | ResidencyPhase::Unloading => {}
         }
-        // Those that went away while the model is not loaded would pile up.
+        // Waiters whose request has ended would accumulate.
         entry.waiters.retain(|waiter| !waiter.is_closed());
         entry.waiters.push(sender);
         Ok(HoldOutcome::Wait(receiver))
     }
 
-    /// A request does not use the model any more.
+    /// Ends a use of the model. Unloads it if it is retiring or its time is zero.
     fn release(self: &Arc<Self>, unit: &LoadUnit) {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
@@ -246,7 +254,7 @@ impl Residency {
         self.changed.notify_waiters();
     }
 
-    /// The model stays loaded for this long after a request from now on.
+    /// Sets how long the model stays loaded after its last request.
     pub fn set_keep_alive(&self, unit: &LoadUnit, keep_alive: KeepAlive) {
         if let Some(ResidencyEntry { phase: ResidencyPhase::Loaded(running), .. }) = self.entries().get_mut(&unit.id) {
             running.keep_alive = keep_alive;
@@ -254,7 +262,7 @@ impl Residency {
         self.changed.notify_waiters();
     }
 
-    /// The model goes when the requests that use it are answered.
+    /// Unloads the model when the requests that use it are answered.
     pub fn retire(self: &Arc<Self>, unit: &LoadUnit) {
         if let Some(entry) = self.entries().get_mut(&unit.id) {
             self.retire_entry(entry);
@@ -270,7 +278,7 @@ impl Residency {
         }
     }
 
-    /// What is the case with the model.
+    /// The status of the model.
     pub fn status(&self, unit: &LoadUnit) -> ModelStatus {
         let entries = self.entries();
         let Some(entry) = entries.get(&unit.id) else { return ModelStatus::default() };
@@ -288,7 +296,7 @@ impl Residency {
         ModelStatus { unloads_in, memory: entry.memory.clone() }
     }
 
-    /// The model, where it is loaded now. It may go while this is held; its memory is then freed later.
+    /// The model if it is loaded now. It may be unloaded while the caller has it; its memory is then freed later.
     pub fn loaded(&self, unit: &LoadUnit) -> Option<Arc<LoadedModel>> {
         match &self.entries().get(&unit.id)?.phase {
             ResidencyPhase::Loaded(running) => Some(Arc::clone(&running.loaded)),
@@ -312,12 +320,12 @@ impl Residency {
         loaded.collect()
     }
 
-    /// Whether the models that the server starts with are loaded.
+    /// Whether the models of the start are loaded.
     pub fn has_started(&self) -> bool {
         !self.entries().values().any(|entry| matches!(entry.phase, ResidencyPhase::Starting))
     }
 
-    /// Loads the models that the server starts with, one after the other.
+    /// Loads the models of the start, one after the other.
     pub async fn start(self: &Arc<Self>) -> Result<(), StartFailure> {
         loop {
             let next = self.entries().values().find_map(|entry| match &entry.phase {
@@ -328,8 +336,8 @@ impl Residency {
                 | ResidencyPhase::Unloading => None,
             });
             let Some(unit) = next else { return Ok(()) };
-            // What it takes is known before others look for room; a source that cannot say fails when it loads, as does a
-            // model without room.
+            // Its memory is reserved before other loads check for free memory. A source that fails here fails again
+            // when it loads, as does a model without enough memory.
             let placements = placements_of(&unit).await.unwrap_or_default();
             let placement = self.reserve_anyway(&unit, &placements);
             let loaded = load_on_thread(&unit, placement).await?;
@@ -337,7 +345,7 @@ impl Residency {
         }
     }
 
-    /// Sets memory aside for a model that is loaded whether there is room or not.
+    /// Reserves memory for a model that is loaded even where it exceeds the capacity.
     fn reserve_anyway(&self, unit: &LoadUnit, placements: &[Placement]) -> Placement {
         let mut entries = self.entries();
         let best = self.best_placement(&entries, unit, placements).ok().flatten().map(|(placement, _)| placement);
@@ -350,11 +358,13 @@ impl Residency {
 
     fn begin_load(self: &Arc<Self>, entry: &mut ResidencyEntry) {
         entry.phase = ResidencyPhase::Loading;
+        /// Starts to load the model.
         self.runtime.spawn(Arc::clone(self).load(Arc::clone(&entry.unit)));
     }
 
     async fn load(self: Arc<Self>, unit: Arc<LoadUnit>) {
         let begun = Instant::now();
+        /// Loads the model, and sends it, or the error, to the requests that wait for it.
         match self.try_load(&unit).await {
             Ok(loaded) => {
                 tracing::info!("loaded {} in {:.2} s", unit.name, begun.elapsed().as_secs_f64());
@@ -389,7 +399,7 @@ impl Residency {
         })
     }
 
-    /// The model is there: hands it to the requests that waited for it.
+    /// Marks the model as loaded, and sends it to the requests that wait for it.
     fn finish_load(self: &Arc<Self>, unit: &Arc<LoadUnit>, loaded: LoadedModel, took: Duration) {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
@@ -408,13 +418,13 @@ impl Residency {
         drop(entries);
         for waiter in waiters {
             let (residency, unit, loaded) = (Arc::clone(self), Arc::clone(unit), Arc::clone(&loaded));
-            // Where the request is gone the model is released at once.
+            // If the request has ended, this drops the use at once.
             drop(waiter.send(Ok(HeldModel { residency, unit, loaded, waited: Some(took) })));
         }
         self.changed.notify_waiters();
     }
 
-    /// Frees memory for the model and sets it aside.
+    /// Reserves memory for the model, and waits until enough is freed. Returns its placement.
     async fn reserve_memory(
         self: &Arc<Self>,
         unit: &LoadUnit,
@@ -427,13 +437,13 @@ impl Residency {
             if let Some(placement) = self.try_reserve(unit, placements)? {
                 return Ok(placement);
             }
-            // Either way it looks again.
+            // Checks again, also after a timeout.
             let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
         }
     }
 
-    /// Sets memory aside where there is room, and gives the placement; else makes models go. None goes where an error says that
-    /// there can be no room.
+    /// Reserves memory if enough is free, and returns the placement; else retires the models of the eviction plan.
+    /// Fails, without retiring any, where no placement can have enough memory.
     fn try_reserve(self: &Arc<Self>, unit: &LoadUnit, placements: &[Placement]) -> Result<Option<Placement>, ApiError> {
         let mut entries = self.entries();
         let Some((placement, plan)) = self.best_placement(&entries, unit, placements)? else {
@@ -453,8 +463,8 @@ impl Residency {
         Ok(Some(placement.clone()))
     }
 
-    /// The first placement with room, else the one that gets it at the least cost; an error where none can have room. `None`:
-    /// there are no placements.
+    /// The first placement with enough free memory, else the one with the cheapest eviction plan; an error where no
+    /// placement can have enough. `None`: there are no placements.
     fn best_placement<'p>(
         &self,
         entries: &BTreeMap<u64, ResidencyEntry>,
@@ -478,7 +488,7 @@ impl Residency {
         }
     }
 
-    /// What makes room for the model at the placement; an error where nothing does.
+    /// The eviction plan for the model at the placement; an error where even that would not free enough.
     fn eviction_plan(
         &self,
         entries: &BTreeMap<u64, ResidencyEntry>,
@@ -513,7 +523,7 @@ impl Residency {
                 plan.to_evict.insert(entry.unit.id);
                 plan.last_used = plan.last_used.max(Some(usage));
             }
-            // Those that are being loaded go next.
+            // If this is not enough, models that are being loaded are evicted afterwards.
             plan.is_enough &= lacking == 0;
         }
         Ok(plan)
@@ -528,7 +538,7 @@ impl Residency {
 
     async fn unload(self: Arc<Self>, unit: Arc<LoadUnit>, loaded: Arc<LoadedModel>) {
         loaded.scheduler.shut_down(Duration::ZERO).await;
-        // Giving back memory takes a moment.
+        // Freeing memory may block.
         let give_back = move || {
             drop(loaded);
             give_back_memory();
@@ -549,7 +559,7 @@ impl Residency {
         self.changed.notify_waiters();
     }
 
-    /// Unloads models whose time is over, as long as the server runs.
+    /// Unloads models whose time has expired. Runs as long as the server.
     pub async fn expire(self: Arc<Self>) {
         loop {
             let mut changed = pin!(self.changed.notified());
@@ -570,15 +580,14 @@ impl Residency {
         }
     }
 
-    /// Takes no more requests, and returns when those of all models are finished; those that are not after `grace` are
-    /// cancelled.
+    /// Refuses new requests, waits for the running ones, and cancels those that remain after `grace`.
     pub async fn shut_down(&self, grace: Duration) {
         let loaded = self.all_loaded();
         join_all(loaded.iter().map(|(_, loaded)| loaded.scheduler.shut_down(grace))).await;
     }
 
-    /// Forgets a model that no entry has any more. It goes when the requests that use it are answered; those that wait until
-    /// it is loaded again are told that it is removed.
+    /// Removes a model that no served model uses any more. It is unloaded when the requests that use it are answered;
+    /// requests that wait for it to be loaded again fail with "removed".
     pub fn remove(self: &Arc<Self>, unit: &LoadUnit) {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
@@ -590,36 +599,36 @@ impl Residency {
                 self.retire_entry(entry);
             }
             ResidencyPhase::Unloading => entry.waiters.clear(),
-            // Those that wait for this load still get it.
+            // Requests that wait for this load still get the model.
             ResidencyPhase::Starting | ResidencyPhase::Loading => {}
         }
     }
 }
 
-/// Whether requests use a model, and when one did last: those with the least go first.
+/// Whether requests use a model, and the time of its last use. The smallest value is evicted first.
 type LastUse = (bool, Instant);
 
-/// What makes room for a model at a placement.
+/// The models to evict for a model at a placement.
 struct EvictionPlan {
-    /// There is room.
+    /// Whether enough memory is free already.
     is_free: bool,
-    /// There is when all models went that are going or to go.
+    /// Whether enough is free after all retiring models and those of this plan are unloaded.
     is_enough: bool,
-    /// Models to go besides those that are going.
+    /// The ids of the models to evict, besides those that are retiring.
     to_evict: BTreeSet<u64>,
-    /// The usage of the one of them that is used most.
+    /// The last use of the one of them that was used most recently.
     last_used: Option<LastUse>,
 }
 
 impl EvictionPlan {
-    /// The placement with the least is taken: one with room, one where no more models have to go, the one whose models were
-    /// used least recently.
+    /// The cost of a plan; the smallest is best: free memory, then no further evictions, then models that were used
+    /// least recently.
     fn cost(&self) -> (bool, bool, Option<LastUse>) {
         (!self.is_free, !self.is_enough, self.last_used)
     }
 }
 
-/// A model that may go for another on `device`, after its usage.
+/// The model as a candidate for eviction from `device`, with its last use; `None`: it must stay or is not there.
 fn eviction_candidate<'s>(entry: &'s ResidencyEntry, device: &str) -> Option<(LastUse, &'s ResidencyEntry)> {
     if entry.unit.resident || entry.bytes_on(device) == 0 {
         return None;
@@ -628,19 +637,19 @@ fn eviction_candidate<'s>(entry: &'s ResidencyEntry, device: &str) -> Option<(La
     (!running.retiring).then_some(((running.n_held > 0, running.last_used), entry))
 }
 
-/// Where the model can be loaded. It may read the file.
+/// The possible placements of the model. May read its file.
 async fn placements_of(unit: &Arc<LoadUnit>) -> Result<Vec<Placement>, SourceError> {
     let unit = Arc::clone(unit);
     tokio::task::spawn_blocking(move || unit.source.placements()).await.unwrap_or_else(|error| Err(error.into()))
 }
 
-/// Loads the model on a thread of its own.
+/// Loads the model on a new thread.
 async fn load_on_thread(unit: &Arc<LoadUnit>, placement: Placement) -> Result<LoadedModel, StartFailure> {
     let (sender, receiver) = oneshot::channel();
     let unit = Arc::clone(unit);
     let load = move || drop(sender.send(unit.source.load(&placement)));
     std::thread::Builder::new().name("load".into()).spawn(load).map_err(StartFailure::Thread)?;
-    // Where the thread panicked it has said why.
+    // A thread that panicked has logged why.
     receiver.await.map_err(|_| StartFailure::Panicked)?.map_err(StartFailure::Load)
 }
 

@@ -22,41 +22,41 @@ use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// The fields of a chat that generated texts do not have.
+/// The fields of a chat that `/api/generate` does not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct OllamaChatFields {
-    /// The conversation so far, the first message first. Without any, the model is loaded.
+    /// The conversation, the first message first. Without messages, the model is only loaded.
     messages: Option<Vec<OllamaMessage>>,
     /// The functions that the model may call.
     #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
     tools: Option<Vec<Tool>>,
 }
 
-/// A message as it is sent.
+/// A message of a request.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaSentMessage)]
 struct OllamaMessage {
-    /// Who says it: `system`, `user`, `assistant` or `tool`.
+    /// Its author: `system`, `user`, `assistant` or `tool`.
     #[schema(value_type = String)]
     role: Role,
     /// Its text.
     content: Option<String>,
-    /// What the model thought before it.
+    /// The model's thoughts before it.
     thinking: Option<String>,
-    /// Pictures: there can be none.
+    /// Images; must be empty.
     #[schema(value_type = Option<Vec<String>>, max_items = 0)]
     images: Option<Vec<IgnoredAny>>,
-    /// The functions that the model calls.
+    /// The functions that the model called.
     #[schema(value_type = Option<Vec<std::collections::BTreeMap<String, serde_json::Value>>>)]
     tool_calls: Option<Vec<ToolCall>>,
     /// The function whose result this is.
     tool_name: Option<String>,
-    /// The call whose result this is.
+    /// The id of the call whose result this is.
     tool_call_id: Option<String>,
 }
 
 impl OllamaMessage {
-    /// Message number `i` of a conversation.
+    /// Converts message number `i`. Fails if it has images.
     fn message(self, i: usize) -> Result<Message, ApiError> {
         if self.images.is_some_and(|images| !images.is_empty()) {
             let field = format!("messages[{i}].images");
@@ -75,10 +75,13 @@ impl OllamaMessage {
     }
 }
 
-/// A request for the next message.
+/// A request for the next message of a conversation.
 pub struct OllamaChatRequest {
+    /// The model's name.
     model: String,
+    /// The fields that chats share with `/api/generate`.
     fields: OllamaFields,
+    /// The conversation and how to continue it.
     job: ChatJob,
 }
 
@@ -110,22 +113,22 @@ impl FromJson for OllamaChatRequest {
 
 openapi::all_of!(OllamaChatRequest, OllamaChatFields, OllamaFields);
 
-/// The answer, or a line of it.
+/// The response, or a line of its stream.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaChat)]
 pub struct ChatAnswer {
-    /// The model, as the request calls it.
+    /// The model's name in the request.
     model: String,
-    /// The time.
+    /// The present time.
     created_at: String,
-    /// The message, or what is new of it.
+    /// The message, or the part that a line adds.
     message: AnswerMessage,
     /// Whether this is the end.
     done: bool,
-    /// How the answer ended, at its end.
+    /// The end, in the last line.
     #[serde(flatten)]
     end: Option<AnswerEnd>,
-    /// The log probabilities of its tokens, where they were asked for.
+    /// Log probabilities of its tokens, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     logprobs: Vec<ChatTokenLogprob>,
@@ -139,7 +142,7 @@ struct AnswerMessage {
     role: &'static str,
     /// The text.
     content: String,
-    /// What the model thought.
+    /// Thoughts.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     thinking: String,
@@ -163,7 +166,7 @@ impl AnswerObject for ChatAnswer {
     }
 }
 
-/// Answers with the next message of a conversation.
+/// Generates the next message of a conversation.
 #[utoipa::path(post, path = "/api/chat", tag = "ollama", request_body = OllamaChatRequest, responses(
     (status = 200, description = "The message, whole or as a JSON object on each line",
         content((ChatAnswer = "application/json"), (String = "application/x-ndjson"))),
@@ -191,7 +194,7 @@ pub async fn chat(
 }
 
 impl OllamaChatRequest {
-    /// Submits the job. Templates and tokens take time: not to be called on a thread that serves others.
+    /// Submits the job. CPU-bound: call it on a blocking thread.
     fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedChat, ApiError> {
         let mut chat = self.job.submit(app, model, client)?;
         self.fields.options.note_context(model, &mut chat.notes);

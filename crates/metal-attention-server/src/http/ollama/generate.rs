@@ -1,4 +1,5 @@
-//! `/api/generate`: an answer to a prompt, or what comes after it, or what is between two texts.
+//! `/api/generate`: the answer to a prompt as a chat message, the continuation of a raw prompt, or the text between a
+//! prefix and a suffix.
 
 use std::sync::Arc;
 
@@ -28,40 +29,45 @@ use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::streaming::RunningSequences;
 use crate::http::{ApiError, App, openapi, prepare};
 
-/// The fields of a generated text that chats do not have.
+/// The fields that chats do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct OllamaGenerateFields {
-    /// What the answer is to. Without it and without a suffix, the model is loaded.
+    /// The prompt. Without it and without a suffix, the model is only loaded.
     prompt: Option<String>,
-    /// The text after the gap that is to be filled.
+    /// The text after the gap to fill.
     suffix: Option<String>,
-    /// Instructions before the prompt.
+    /// Instructions before the prompt (system prompt).
     system: Option<String>,
-    /// The token ids that an answer before this one gave.
+    /// The token ids that an earlier response returned: the prompt continues them.
     context: Option<Vec<u32>>,
-    /// Take the prompt as it is, without the model's template.
+    /// Use the prompt as it is, without the model's template.
     raw: Option<bool>,
 }
 
-/// How the prompt is made.
+/// The kind of prompt.
 #[derive(Debug, Clone)]
 enum GeneratePrompt {
-    /// There is none: the model is loaded.
+    /// None: the model is only loaded.
     Nothing,
-    /// As the user's message of a conversation, after the token ids of one before.
+    /// The user's message of a conversation that continues the token ids of an earlier one.
     Message { earlier_ids: Vec<u32>, job: Box<ChatJob> },
-    /// As it is.
+    /// A text that is continued as it is.
     Raw(String),
-    /// As what is before and after a gap.
+    /// The text before a gap, and the text after it.
     Gap(String, String),
 }
 
-/// A request for a text.
+/// A request of `/api/generate`.
 pub struct OllamaGenerateRequest {
+    /// The model's name.
     model: String,
+    /// The fields that it shares with chats.
     fields: OllamaFields,
+    /// The settings of generation.
     generation: GenerationSettings,
+    /// The prompt.
     prompt: GeneratePrompt,
+    /// Notes for response headers.
     notes: Notes,
 }
 
@@ -112,30 +118,30 @@ impl FromJson for OllamaGenerateRequest {
 
 openapi::all_of!(OllamaGenerateRequest, OllamaGenerateFields, OllamaFields);
 
-/// The answer, or a line of it.
+/// The response, or a line of its stream.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaGenerate)]
 pub struct GenerateAnswer {
-    /// The model, as the request calls it.
+    /// The model's name in the request.
     model: String,
-    /// The time.
+    /// The present time.
     created_at: String,
-    /// The text, or what is new of it.
+    /// The text, or the part that a line adds.
     response: String,
-    /// What the model thought.
+    /// Thoughts.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     thinking: String,
     /// Whether this is the end.
     done: bool,
-    /// How the text ended, at its end.
+    /// The end, in the last line.
     #[serde(flatten)]
     end: Option<AnswerEnd>,
-    /// The token ids of prompt and answer, at the end: with them the next request goes on.
+    /// The token ids of prompt and answer, in the last line: a later request continues them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     context: Option<Vec<u32>>,
-    /// The log probabilities of its tokens, where they were asked for.
+    /// Log probabilities of its tokens, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     logprobs: Vec<ChatTokenLogprob>,
@@ -143,7 +149,7 @@ pub struct GenerateAnswer {
 
 impl AnswerObject for GenerateAnswer {
     fn new(model: &str, part: AnswerDelta) -> Self {
-        // There are no tools, so that no answer has calls.
+        // The request has no tools, so there are no calls.
         let AnswerDelta { content: response, thinking, calls: _, logprobs, context, end } = part;
         Self {
             model: model.to_owned(),
@@ -158,7 +164,7 @@ impl AnswerObject for GenerateAnswer {
     }
 }
 
-/// Answers a prompt.
+/// Generates an answer to a prompt.
 #[utoipa::path(post, path = "/api/generate", tag = "ollama", request_body = OllamaGenerateRequest, responses(
     (status = 200, description = "The text, whole or as a JSON object on each line",
         content((GenerateAnswer = "application/json"), (String = "application/x-ndjson"))),
@@ -189,16 +195,18 @@ pub async fn generate(
     Ok(notes.attach(respond::<GenerateAnswer>(sequences, reader, streamed).await?))
 }
 
-/// A text that is being generated.
+/// The submitted sequence of a request.
 struct SubmittedGenerate {
+    /// The receiver of the scheduler's events, the only one.
     events: Vec<Events>,
-    /// What reads it as a message, and the prompt's token ids; `None`: it is a text and nothing else.
+    /// The parser of a chat message, and the prompt's token ids; `None`: plain text.
     message: Option<(ChoiceParsers, Arc<[u32]>)>,
+    /// Notes for response headers.
     notes: Notes,
 }
 
 impl OllamaGenerateRequest {
-    /// Submits the request. Templates and tokens take time: not to be called on a thread that serves others.
+    /// Submits the request. CPU-bound: call it on a blocking thread.
     fn submit(&self, app: &App, model: &ModelLease, client: Client) -> Result<SubmittedGenerate, ApiError> {
         let mut submitted = match &self.prompt {
             GeneratePrompt::Nothing => return Err(ApiError::field("prompt", "prompt is empty")),
@@ -219,7 +227,7 @@ impl OllamaGenerateRequest {
         Ok(submitted)
     }
 
-    /// Submits a message after the end of `earlier_ids` that leaves room for the answer.
+    /// Submits a chat message that continues the end of `earlier_ids`, cut to leave room for the answer.
     fn submit_message(
         earlier_ids: &[u32],
         job: &ChatJob,
@@ -232,7 +240,7 @@ impl OllamaGenerateRequest {
         Ok(SubmittedGenerate { events: chat.events, message: Some((chat.parsers, chat.prompt)), notes: chat.notes })
     }
 
-    /// Submits a text that goes on after `prompt`.
+    /// Submits a sequence that continues `prompt`.
     fn submit_text(
         &self,
         prompt: Vec<u32>,

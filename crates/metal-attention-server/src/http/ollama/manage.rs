@@ -1,4 +1,4 @@
-//! What changes the models that there are: `/api/create`, `/api/copy`, `/api/delete` and `/api/pull`.
+//! Endpoints that change the set of models: `/api/create`, `/api/copy`, `/api/delete` and `/api/pull`.
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -19,7 +19,7 @@ use crate::http::streaming::{Framing, line, streamed};
 use crate::http::unsupported::{self, RefusedField, refused};
 use crate::http::{ApiError, App, run_blocking};
 
-/// Fields of `/api/create` that are refused.
+/// Refused fields of `/api/create`.
 const REFUSED: &[RefusedField] = &[
     refused("template", &[], "the model's own template is used"),
     refused("files", &[], "put the file where the server finds its models (--models-dir), or pull it"),
@@ -31,13 +31,13 @@ const REFUSED: &[RefusedField] = &[
     refused("path", &[], "use from, system and parameters"),
 ];
 
-/// How far something is that takes a while.
+/// The progress of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaProgress)]
 pub struct ProgressReport {
-    /// What is being done; `success` at the end.
+    /// The present activity; `success` at the end.
     status: String,
-    /// Names what is being downloaded.
+    /// The name of the file that is being downloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     digest: Option<String>,
@@ -45,7 +45,7 @@ pub struct ProgressReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     total: Option<u64>,
-    /// Those that are there.
+    /// Bytes of it that have arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     completed: Option<u64>,
@@ -61,42 +61,48 @@ impl ProgressReport {
     }
 
     fn of(PullProgress { status, total, completed }: PullProgress) -> Self {
-        // Clients show a bar for each name.
+        // Clients show one progress bar for each name.
         let digest = status.strip_prefix("pulling ").map(str::to_owned);
         Self { status, digest, total: Some(total), completed: Some(completed) }
     }
 }
 
-/// A request to make a model.
+/// A request to derive a model.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaCreateRequest)]
 pub struct CreateFields {
     /// The name of the new model.
     #[schema(min_length = 1, max_length = 256)]
     model: Option<String>,
-    /// The same, as older clients call it.
+    /// The name of the new model, as older clients send it.
     #[schema(min_length = 1, max_length = 256)]
     name: Option<String>,
-    /// The model that it is made of.
+    /// The model from which it is derived.
     from: Option<String>,
     /// The system prompt of conversations without one.
     system: Option<String>,
-    /// Options that requests have where they do not say otherwise.
+    /// Default options of requests.
     #[serde(skip)]
     #[schema(value_type = OllamaOptions)]
     #[allow(dead_code, reason = "part of the description")]
     parameters: (),
-    /// Report the progress, a JSON object on each line; without a word about it, yes.
+    /// Report the progress, one JSON object on each line; default: yes.
     stream: Option<bool>,
 }
 
-/// A request to make a model.
+/// A request to derive a model.
 pub struct CreateRequest {
+    /// The name of the new model.
     model: String,
+    /// The model from which it is derived.
     from: String,
+    /// The system prompt; empty: none.
     system: Option<String>,
+    /// Default options of requests.
     parameters: OllamaOptions,
+    /// Whether the response is streamed.
     stream: bool,
+    /// Notes for response headers.
     notes: Notes,
 }
 
@@ -118,7 +124,7 @@ impl FromJson for CreateRequest {
     }
 }
 
-/// Makes a model of another one, with a system prompt and parameters of its own. It is there until the server ends.
+/// Derives a model from another one, with a system prompt and parameters of its own. It exists until the server ends.
 #[utoipa::path(post, path = "/api/create", tag = "ollama", request_body = CreateFields, responses(
     (status = 200, description = "The model is made",
         content((ProgressReport = "application/json"), (String = "application/x-ndjson"))),
@@ -165,7 +171,7 @@ impl FromJson for CopyRequest {
     }
 }
 
-/// Gives a model another name. It is there until the server ends.
+/// Gives a model another name, until the server ends.
 #[utoipa::path(post, path = "/api/copy", tag = "ollama", request_body = CopyRequest, responses(
     (status = 200, description = "The model has the name"),
     (status = 403, description = "Clients may not change models", body = ErrorBody),
@@ -177,17 +183,17 @@ pub async fn copy(State(app): State<App>, request: Json<CopyRequest>) -> Result<
     Ok(StatusCode::OK)
 }
 
-/// A request about a model and nothing else.
+/// A request that only names a model.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaNameRequest)]
 pub struct NameRequest {
     /// The model's name.
     #[schema(min_length = 1, max_length = 256)]
     model: Option<String>,
-    /// The same, as older clients call it.
+    /// The model's name, as older clients send it.
     #[schema(min_length = 1, max_length = 256)]
     name: Option<String>,
-    /// Where it takes a while, report the progress, a JSON object on each line; without a word about it, yes.
+    /// For a long operation: report the progress, one JSON object on each line; default: yes.
     stream: Option<bool>,
 }
 
@@ -203,7 +209,7 @@ impl NameRequest {
     }
 }
 
-/// Removes a model: one that was made or copied, or one of the server's folder with its file.
+/// Deletes a model: a derived one, or one of the model folder with its file.
 #[utoipa::path(delete, path = "/api/delete", tag = "ollama", request_body = NameRequest, responses(
     (status = 200, description = "The model is gone"),
     (status = 400, description = "The request is wrong", body = ErrorBody),
@@ -220,7 +226,7 @@ pub async fn delete(State(app): State<App>, request: Json<NameRequest>) -> Resul
     Ok(StatusCode::OK)
 }
 
-/// Reports of a download that wait to be sent.
+/// Maximum queued progress reports of a download.
 const MAX_REPORTS: usize = 64;
 
 /// Downloads a model from the Hugging Face hub.
@@ -233,7 +239,7 @@ pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<
     let name = request.name()?;
     let as_stream = request.stream.unwrap_or(true);
     let mut reports = start_pull(app, name)?;
-    // What fails at once has a status of its own.
+    // A failure at the start has an HTTP status of its own.
     let mut report = reports.recv().await.transpose()?;
     if as_stream {
         let begin = [ProgressReport::new("pulling manifest")].into_iter().chain(report).map(Ok);
@@ -244,7 +250,7 @@ pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<
         });
         return Ok(streamed(Framing::JsonLines, written));
     }
-    // The last one counts.
+    // The last report is the response.
     while let Some(next) = reports.recv().await.transpose()? {
         report = Some(next);
     }
@@ -252,13 +258,13 @@ pub async fn pull(State(app): State<App>, request: Json<NameRequest>) -> Result<
     Ok(axum::Json(last).into_response())
 }
 
-/// Starts to download the model `name`, and reports how far it is, `success` or an error last. It stops where nobody reads the
-/// reports any more.
+/// Starts to download the model `name` on a new thread. Returns progress reports; the last one is `success` or an
+/// error. The download stops when the receiver is dropped.
 fn start_pull(app: App, name: String) -> Result<mpsc::Receiver<Result<ProgressReport, ApiError>>, ApiError> {
     let (sender, reports) = mpsc::channel(MAX_REPORTS);
     let download = move || {
         let mut report = |progress| match sender.try_send(Ok(ProgressReport::of(progress))) {
-            // The next one says more.
+            // A later report has newer numbers, so this one may be dropped.
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
         };
@@ -272,7 +278,7 @@ fn start_pull(app: App, name: String) -> Result<mpsc::Receiver<Result<ProgressRe
     Ok(reports)
 }
 
-/// Refuses what this server has no part in.
+/// Refuses operations that this server does not support.
 pub async fn not_supported(request: Request) -> ApiError {
     let path = request.uri().path();
     let message = format!(

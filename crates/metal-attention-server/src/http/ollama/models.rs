@@ -1,4 +1,5 @@
-//! The models that there are: `/api/tags`, `/api/ps` and `/api/show`, and the one that a request means.
+//! Endpoints that list and describe models: `/api/tags`, `/api/ps` and `/api/show`; and the lookup of the model that a
+//! request names.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -17,15 +18,15 @@ use crate::http::models::{Capabilities, KeepAlive, ModelCard, ModelDefaults, Mod
 use crate::http::notes::Notes;
 use crate::http::{ApiError, App, run_blocking};
 
-/// How long a model stays that is never unloaded: ollama writes a time that is as far away.
+/// The time until a model expires that is never unloaded, as ollama reports it.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The name in a request, which has to have one.
+/// Returns the model's name of a request; an error if it is missing.
 pub fn required(name: Option<String>) -> Result<String, ApiError> {
     name.filter(|name| !name.is_empty()).ok_or_else(|| ApiError::field("model", "model is required: name one"))
 }
 
-/// The model that is called `name`, with or without `:latest`.
+/// Finds the model with this name, with or without `:latest`.
 pub async fn find(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
     let name = name.to_owned();
     run_blocking(app, move |app| look_up(&app.models, &name)).await
@@ -35,7 +36,7 @@ fn look_up(models: &Models, name: &str) -> Result<Arc<ServedModel>, ApiError> {
     models.find(name).map_err(|error| not_found(name, error))
 }
 
-/// Clients of ollama look for the words "not found".
+/// The error of an unknown model. Clients of ollama look for the words "not found".
 fn not_found(name: &str, error: ApiError) -> ApiError {
     if error.status() != StatusCode::NOT_FOUND {
         return error;
@@ -43,8 +44,8 @@ fn not_found(name: &str, error: ApiError) -> ApiError {
     ApiError::not_found("model_not_found", format!("model '{name}' not found: {}", error.message())).with_param("model")
 }
 
-/// The model for a request that calls it `name`: waits until it is loaded. From now on it stays loaded for `keep_alive`
-/// after its requests; where clients may not change that, it is noted.
+/// Leases the model that a request names, and waits until it is loaded. Sets its `keep_alive`; where clients may not
+/// change that, the field is noted as ignored.
 pub async fn lease(
     app: &App,
     name: &str,
@@ -60,8 +61,8 @@ pub async fn lease(
     Ok(model)
 }
 
-/// Does what a request without a prompt asks for: unloads the model where it is to stay for no time, else loads it. Returns
-/// whether it is loaded.
+/// Handles a request without a prompt: unloads the model if `keep_alive` is zero, else loads it. Returns whether it is
+/// loaded.
 pub async fn load_or_unload(
     app: &App,
     name: &str,
@@ -82,7 +83,7 @@ pub async fn load_or_unload(
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaTags)]
 pub struct Tags {
-    /// Those that requests can name.
+    /// The models that requests can name.
     models: Vec<Tag>,
 }
 
@@ -92,33 +93,33 @@ pub struct Tags {
 struct Tag {
     /// Its name.
     name: String,
-    /// The same.
+    /// Its name.
     model: String,
-    /// When its file was changed last.
+    /// The time of the last change of its file.
     modified_at: String,
     /// Bytes of its files.
     size: u64,
-    /// SHA-256 of the file's metadata and tensor table.
+    /// SHA-256 of its metadata and tensor table.
     digest: String,
-    /// What kind of model it is.
+    /// The kind of the model.
     details: Details,
 }
 
-/// What kind of model it is.
+/// The kind of a model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaDetails)]
 struct Details {
-    /// Empty.
+    /// Always empty.
     parent_model: &'static str,
     /// `gguf`.
     format: &'static str,
     /// The architecture.
     family: String,
-    /// The same.
+    /// The architecture, as a list.
     families: Vec<String>,
-    /// How many weights it has, such as `7.6B`.
+    /// The number of weights, such as `7.6B`.
     parameter_size: String,
-    /// The type of most of them.
+    /// The tensor type of most weights.
     quantization_level: String,
 }
 
@@ -135,26 +136,26 @@ impl Details {
     }
 }
 
-/// A number of weights, such as `7.6B`.
+/// Formats a number of weights, such as `7.6B`.
 fn parameter_size(n: u64) -> String {
     const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")];
     let unit = UNITS.into_iter().find(|(size, _)| n as f64 >= *size);
     unit.map_or_else(|| n.to_string(), |(size, name)| format!("{:.1}{name}", n as f64 / size))
 }
 
-/// The name of a model with its tag.
+/// Returns a model's name with a tag.
 fn tagged(name: &str) -> String {
     let has_tag = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
     if has_tag { name.to_owned() } else { format!("{name}:latest") }
 }
 
-/// When the model's file was changed last, else when the server started.
+/// The time of the last change of the model's file, else of the server's start.
 fn modified(app: &App, card: &ModelCard) -> String {
     let time = card.modified.unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_secs(app.started));
     rfc3339(Timestamp::try_from(time).unwrap_or_default())
 }
 
-/// The models whose files can be read, with what is known of them.
+/// The models whose files can be read, with their properties. Logs the others.
 fn known(
     models: impl IntoIterator<Item = Arc<ServedModel>>,
 ) -> impl Iterator<Item = (Arc<ServedModel>, Arc<ModelCard>)> {
@@ -189,7 +190,7 @@ pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> 
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaProcesses)]
 pub struct Processes {
-    /// Those that can answer now.
+    /// The loaded models.
     models: Vec<Process>,
 }
 
@@ -199,19 +200,19 @@ pub struct Processes {
 struct Process {
     /// Its name.
     name: String,
-    /// The same.
+    /// Its name.
     model: String,
-    /// Bytes of memory that are set aside for it.
+    /// Bytes of memory that are reserved for it.
     size: u64,
-    /// SHA-256 of the file's metadata and tensor table.
+    /// SHA-256 of its metadata and tensor table.
     digest: String,
-    /// What kind of model it is.
+    /// The kind of the model.
     details: Details,
-    /// When it is unloaded if no other request comes.
+    /// The time at which it is unloaded without another request.
     expires_at: String,
-    /// Those of the bytes that are not the CPU's.
+    /// Bytes of them on other devices than the CPU.
     size_vram: u64,
-    /// Tokens each text has room for, its prompt included.
+    /// Maximum tokens of a sequence, its prompt included.
     context_length: usize,
 }
 
@@ -230,7 +231,7 @@ pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiErro
             Some(Process {
                 name: tagged(entry.main_name()),
                 model: tagged(entry.main_name()),
-                // Where nothing is known of the memory, the files tell the least of it.
+                // If the memory is unknown, the size of the files is a lower bound.
                 size: if set_aside == 0 { card.size } else { set_aside },
                 details: Details::of(&card),
                 digest: card.digest.clone(),
@@ -241,21 +242,21 @@ pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiErro
                 context_length: loaded.n_ctx,
             })
         };
-        // Of the others no file is read.
+        // Files of models that are not loaded are not read.
         let loaded = app.models.list().into_iter().filter(|entry| app.models.loaded(entry).is_some());
         Ok(Processes { models: known(loaded).filter_map(process).collect() })
     });
     Ok(axum::Json(list.await?))
 }
 
-/// A request to be told of a model.
+/// A request to describe a model.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[schema(as = OllamaShowRequest)]
 pub struct ShowRequest {
     /// The model's name, with or without `:latest`.
     #[schema(min_length = 1, max_length = 256)]
     model: Option<String>,
-    /// The same, as older clients call it.
+    /// The model's name, as older clients send it.
     #[schema(min_length = 1, max_length = 256)]
     name: Option<String>,
 }
@@ -266,7 +267,7 @@ impl FromJson for ShowRequest {
     }
 }
 
-/// What is known of a model.
+/// The description of a model.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OllamaShow)]
 pub struct Show {
@@ -274,9 +275,9 @@ pub struct Show {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     license: Option<String>,
-    /// What it is made of, as a Modelfile.
+    /// A Modelfile of the model.
     modelfile: String,
-    /// What its requests have where they do not say otherwise: a name and a value on each line.
+    /// The defaults of its requests: a name and a value on each line.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(required = false)]
     parameters: String,
@@ -286,18 +287,18 @@ pub struct Show {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     system: Option<String>,
-    /// What kind of model it is.
+    /// The kind of the model.
     details: Details,
-    /// The file's metadata; null in place of lists.
+    /// The file's metadata; lists are null.
     #[schema(value_type = std::collections::BTreeMap<String, Value>)]
     model_info: Map<String, Value>,
-    /// What it can do: `completion`, `tools`, `thinking`, `insert`, `embedding`.
+    /// Its capabilities: `completion`, `tools`, `thinking`, `insert`, `embedding`.
     capabilities: Vec<&'static str>,
-    /// When its file was changed last.
+    /// The time of the last change of its file.
     modified_at: String,
 }
 
-/// Tells of one model.
+/// Describes one model.
 #[utoipa::path(post, path = "/api/show", tag = "ollama", request_body = ShowRequest, responses(
     (status = 200, description = "The model", body = Show),
     (status = 404, description = "There is no such model", body = ErrorBody)))]
@@ -344,7 +345,7 @@ impl Show {
     }
 }
 
-/// What requests have where they do not say otherwise, by ollama's names.
+/// The defaults of a model's requests, under ollama's names.
 fn parameters(defaults: &ModelDefaults) -> Vec<(&'static str, String)> {
     let numbers = defaults.sampling.numbers().map(|(name, value)| (name, value.to_string()));
     let most = defaults.max_tokens.map(|n| ("num_predict", n.to_string()));
@@ -352,7 +353,7 @@ fn parameters(defaults: &ModelDefaults) -> Vec<(&'static str, String)> {
     numbers.chain(most).chain(stop).collect()
 }
 
-/// ollama's names of what a model can do.
+/// ollama's names of a model's capabilities.
 fn capabilities(can: Capabilities) -> Vec<&'static str> {
     let Capabilities { completion, tools, thinking, insert, embedding } = can;
     let all = [
@@ -370,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_counted_in_thousands() {
+    fn weights_are_formatted_in_thousands() {
         for (n, text) in [
             (999, "999"),
             (260_032, "260.0K"),

@@ -1,4 +1,4 @@
-//! `options`: how a text is generated.
+//! The field `options`: sampling, limits and the context.
 
 use std::fmt;
 
@@ -17,12 +17,12 @@ use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 use crate::http::unsupported::{self, Neutral, RefusedField, refused};
 
-/// Options that would change the text and that this server does not have.
+/// Options that would change the text and are not supported.
 const REFUSED: &[RefusedField] =
     &[refused("mirostat", &[Neutral::Number(0.0)], "use temperature, top_p, top_k and min_p")];
 
-/// Options that change no text here: how a model is loaded, which is the server's matter, and parts of samplers that are
-/// refused or that ollama has no longer.
+/// Options that do not change the text: how a model is loaded, which the server decides, and parameters of samplers
+/// that are refused or that ollama has removed.
 const IGNORED: &[&str] = &[
     "num_keep",
     "num_batch",
@@ -43,20 +43,20 @@ const IGNORED: &[&str] = &[
     "mirostat_eta",
 ];
 
-/// How a text is generated, as far as a request says.
+/// The options of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OllamaOptions {
-    /// How tokens are chosen.
+    /// Sampling options.
     pub sampling: SamplingFields,
-    /// The same seed gives the same text.
+    /// The seed of the sampler; `None`: random.
     pub seed: Option<u64>,
-    /// Most tokens to generate; `None`: as many as there is room for.
+    /// Maximum generated tokens; `None`: limited by the context only.
     pub max_tokens: Option<usize>,
     /// Strings that end the text.
     pub stop: Vec<String>,
-    /// Tokens that the context is to hold.
+    /// The requested context length.
     n_ctx: Option<i64>,
-    /// Options without an effect.
+    /// Notes of ignored options.
     pub notes: Notes,
 }
 
@@ -90,7 +90,7 @@ impl OllamaOptions {
         })
     }
 
-    /// Notes a context that is larger than the one of `model`. A smaller one leaves nothing out.
+    /// Notes a requested context that is larger than that of `model`. A smaller one has no visible effect.
     pub fn note_context(&self, model: &LoadedModel, notes: &mut Notes) {
         if self.n_ctx.is_some_and(|n| n > model.n_ctx as i64) {
             notes.ignored("num_ctx");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_or_unlimited_says_nothing() {
+    fn null_and_unlimited_options_are_like_missing_ones() {
         assert_eq!(OllamaOptions::read(None), Ok(OllamaOptions::default()));
         for nothing in [
             json!(null),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_refused_by_name() {
+    fn unsupported_options_are_refused_by_name() {
         for (options, message) in [
             (json!([]), "options must be an object"),
             (json!("x"), "options must be an object"),

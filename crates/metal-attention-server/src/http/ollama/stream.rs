@@ -1,4 +1,7 @@
-//! From the scheduler's events to an answer: whole, or as a JSON object on each line.
+//! Writes the responses of `/api/chat` and `/api/generate`, whole or as one JSON object on each line.
+//!
+//! Data flow: [`AnswerReader`] parses the scheduler's events of the only sequence into [`AnswerDelta`]s; the endpoint's
+//! [`AnswerObject`] makes an object of each, or of their sum.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -20,12 +23,12 @@ use crate::http::models::ModelLease;
 use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::streaming::{ChunkWriter, Frames, Framing, RunningSequences, stream};
 
-/// The time now, with nanoseconds.
+/// The present time, in ollama's format.
 pub fn now() -> String {
     rfc3339(Timestamp::now())
 }
 
-/// A time as ollama writes it.
+/// Formats a time as ollama does, with nanoseconds.
 pub fn rfc3339(time: Timestamp) -> String {
     format!("{time:.9}")
 }
@@ -34,17 +37,17 @@ pub fn rfc3339(time: Timestamp) -> String {
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaToolCall)]
 pub struct ToolCall {
-    /// The call's name.
+    /// The id of the call.
     id: String,
-    /// What is called, and with what.
+    /// The function and its arguments.
     function: Function,
 }
 
-/// What is called, and with what.
+/// The function and its arguments.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaFunctionCall)]
 struct Function {
-    /// The call's number.
+    /// The index of the call.
     index: usize,
     /// The function.
     name: String,
@@ -53,33 +56,33 @@ struct Function {
     arguments: Map<String, Value>,
 }
 
-/// How an answer ended, and what it took, in nanoseconds where it is a time.
+/// The end of an answer. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = OllamaEnd)]
 pub struct AnswerEnd {
-    /// Why it ended: `stop` or `length`; `load` and `unload` where nothing was asked for, so that it took nothing.
+    /// The reason: `stop` or `length`; `load` and `unload` if nothing was generated.
     done_reason: &'static str,
-    /// From the request to the end of the answer.
+    /// The time from the request to the end of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     total_duration: Option<u64>,
-    /// Until the model was loaded.
+    /// The time to load the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     load_duration: Option<u64>,
-    /// Tokens of the prompt, those in the prefix cache included.
+    /// Tokens of the prompt, including those found in the prefix cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     prompt_eval_count: Option<usize>,
-    /// From the start of the prompt to the first token.
+    /// The time from the start of the prompt to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     prompt_eval_duration: Option<u64>,
-    /// Tokens that were generated.
+    /// Generated tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     eval_count: Option<usize>,
-    /// From the first token to the end.
+    /// The time from the first token to the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     eval_duration: Option<u64>,
@@ -91,9 +94,9 @@ pub fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl AnswerEnd {
-    /// Of a request that loads the model and nothing else.
+    /// The end for a request that only loads the model.
     const LOAD: Self = Self::without_text("load");
-    /// Of one that unloads it.
+    /// The end for a request that unloads the model.
     const UNLOAD: Self = Self::without_text("unload");
 
     const fn without_text(done_reason: &'static str) -> Self {
@@ -109,20 +112,20 @@ impl AnswerEnd {
     }
 }
 
-/// What events add to an answer.
+/// The part of an answer that one event adds, or the whole.
 #[derive(Debug, Default)]
 pub struct AnswerDelta {
     /// Text.
     pub content: String,
     /// Thoughts.
     pub thinking: String,
-    /// Calls that are complete.
+    /// Complete tool calls.
     pub calls: Vec<ToolCall>,
-    /// The log probabilities of tokens.
+    /// Log probabilities of tokens.
     pub logprobs: Vec<ChatTokenLogprob>,
-    /// The token ids of prompt and answer, at the end where they are wanted.
+    /// The token ids of prompt and answer, at the end, if requested.
     pub context: Option<Vec<u32>>,
-    /// How the answer ended, at its end.
+    /// The end, in the last part.
     pub end: Option<AnswerEnd>,
 }
 
@@ -143,36 +146,38 @@ impl AnswerDelta {
     }
 }
 
-/// An object of an answer: the whole, or what is new.
+/// The JSON object of an endpoint: the whole answer, or the part that a line adds.
 pub trait AnswerObject: Serialize + Send + 'static {
-    /// What `part` is in an answer of `model`.
+    /// The object with `part`. `model`: the model's name in the request.
     fn new(model: &str, part: AnswerDelta) -> Self;
 }
 
-/// The answer to a request that loads or unloads the model, and nothing else.
+/// The response to a request that only loads or unloads the model.
 pub fn without_text<A: AnswerObject>(model: &str, is_loaded: bool) -> Response {
     let end = if is_loaded { AnswerEnd::LOAD } else { AnswerEnd::UNLOAD };
     axum::Json(A::new(model, AnswerDelta { end: Some(end), ..AnswerDelta::default() })).into_response()
 }
 
-/// Reads the events of one text.
+/// Parses the events of a sequence.
 pub struct AnswerReader {
-    /// Tells thoughts and calls from the text; `None`: there are none.
+    /// Splits thoughts and calls from the text; `None`: the text is plain.
     parsers: Option<ChoiceParsers>,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
     /// The model's name in the request.
     model: String,
+    /// When the request was read.
     received: Instant,
-    /// The time that it took to load the model.
+    /// The time to load the model.
     load: Duration,
-    /// The token ids of prompt and answer, where they are wanted.
+    /// The token ids of prompt and answer so far, if requested.
     context: Option<Vec<u32>>,
-    /// The call that is being written.
+    /// The tool call that is being generated.
     call: Option<metal_attention_chat::ToolCall>,
 }
 
 impl AnswerReader {
-    /// Reads a text of `model`, which the request calls `name`.
+    /// A reader of plain text of `model`, which the request calls `name`.
     pub fn new(model: &ModelLease, name: &str, received: Instant) -> Self {
         Self {
             parsers: None,
@@ -185,19 +190,19 @@ impl AnswerReader {
         }
     }
 
-    /// Reads a message, as `parsers` do.
+    /// Parses a chat message with `parsers` instead.
     #[must_use]
     pub fn messages(self, parsers: ChoiceParsers) -> Self {
         Self { parsers: Some(parsers), ..self }
     }
 
-    /// Reports the token ids of `prompt` and the answer, too.
+    /// Also reports the token ids of `prompt` and the answer.
     #[must_use]
     pub fn with_context(self, prompt: &[u32]) -> Self {
         Self { context: Some(prompt.to_vec()), ..self }
     }
 
-    /// What an event adds.
+    /// Returns what an event adds.
     fn take(&mut self, event: Event) -> Result<AnswerDelta, ApiError> {
         if let Some(context) = &mut self.context {
             match &event {
@@ -232,7 +237,7 @@ impl AnswerReader {
         Ok(part)
     }
 
-    /// Adds what an event brings to `part`.
+    /// Adds the contents of a chat event to `part`.
     fn read(&mut self, event: ChatEvent, part: &mut AnswerDelta) {
         match event {
             ChatEvent::Prompt(_) => {}
@@ -283,12 +288,12 @@ impl AnswerReader {
     }
 }
 
-/// A call as text: nothing is to be called with a part of its arguments, or with what is no object.
+/// Formats a call as text: it is cut off, or its arguments are no object, so it must not be executed.
 fn call_text(call: &metal_attention_chat::FunctionCall) -> String {
     format!("{}({})", call.name, call.arguments)
 }
 
-/// The answer that `reader` makes of the one text in `sequences`: a stream, or the whole.
+/// Returns the response to the only sequence of `sequences`: streamed, or whole.
 pub async fn respond<A: AnswerObject>(
     mut sequences: RunningSequences,
     mut reader: AnswerReader,
@@ -304,9 +309,11 @@ pub async fn respond<A: AnswerObject>(
     Ok(axum::Json(A::new(&reader.model, whole)).into_response())
 }
 
-/// An answer as a stream of objects.
+/// Writes an answer as lines of JSON.
 struct AnswerLines<A> {
+    /// Parses the events.
     reader: AnswerReader,
+    /// The endpoint's object.
     kind: PhantomData<fn() -> A>,
 }
 
@@ -315,7 +322,7 @@ impl<A: AnswerObject> ChunkWriter for AnswerLines<A> {
 
     fn event(&mut self, _: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
         let part = self.reader.take(event)?;
-        // The last line says how the answer ended; clients pass over a text in it.
+        // The end is a line of its own, since clients ignore text in the last line.
         let end = AnswerDelta { end: part.end, context: part.context, ..AnswerDelta::default() };
         let rest = AnswerDelta { end: None, context: None, ..part };
         for part in [rest, end] {
@@ -343,7 +350,7 @@ mod tests {
     use super::*;
     use crate::http::job::choice_parser::ChoiceParser;
 
-    /// Text, calls and end of the parts of an answer that is written in `pieces`.
+    /// Text, calls and end of an answer that is generated in `pieces`.
     fn parts(pieces: &[&str], reason: FinishReason) -> Vec<Value> {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let tool = json!({"type": "function", "function": {"name": "now"}});
@@ -377,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_sent_when_it_is_whole() {
+    fn a_call_is_sent_when_it_is_complete() {
         let pieces = [
             "Let me see.",
             "<tool_call>{\"name\": \"now\", ",
@@ -393,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_cut_short_is_text() {
+    fn a_call_that_is_cut_off_is_text() {
         let pieces = ["<tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"", "CE"];
         let [last] = &parts(&pieces, FinishReason::Length)[..] else { panic!() };
         assert!(last[0].as_str().unwrap().starts_with("now({\"zone\":"), "{last}");

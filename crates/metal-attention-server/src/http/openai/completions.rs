@@ -1,4 +1,6 @@
-//! `/v1/completions`: continues a prompt.
+//! `/v1/completions`: continues prompts, `n` times each.
+//!
+//! The sequences of a request are numbered by prompt first: sequence `i` continues prompt `i / n`.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -26,31 +28,31 @@ use crate::http::notes::Notes;
 use crate::http::streaming::{ChunkWriter, Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, ids, now, openapi, prepare};
 
-/// Tokens where a request does not say how many, as OpenAI has it.
+/// Maximum generated tokens where a request sets none, as in OpenAI's interface.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// The fields of a completion that chats do not have.
+/// The fields that chats do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct CompletionFields {
-    /// The text to continue, or several.
+    /// The text or texts to continue.
     prompt: PromptInput,
-    /// Begin the answer with the prompt.
+    /// Start each answer with its prompt.
     echo: Option<bool>,
-    /// Text after the completion, where the model can fill in the middle.
+    /// The text after the completion, for models that can fill in the middle.
     suffix: Option<String>,
-    /// The log probability of each token, and of so many of the likeliest.
+    /// Report the log probability of each token and of this many most likely ones.
     #[schema(minimum = 0, maximum = 20)]
     logprobs: Option<u32>,
 }
 
-/// A request to continue a prompt.
+/// A request to continue prompts.
 pub struct CompletionRequest {
     model: Option<String>,
     own: CompletionFields,
     form: Option<RequestedForm>,
     generation: GenerationSettings,
     include_usage: bool,
-    /// How the request was read.
+    /// Notes for response headers.
     notes: Notes,
 }
 
@@ -71,39 +73,39 @@ impl FromJson for CompletionRequest {
 
 openapi::all_of!(CompletionRequest, CompletionFields, FormFields, GenerationFields, SamplingFields);
 
-/// The answer, or a part of it where it is streamed.
+/// The response, or a chunk of it.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Completion {
-    /// The answer's name.
+    /// The id of the response.
     id: String,
     /// `text_completion`.
     object: &'static str,
-    /// When the request came, in seconds since 1970.
+    /// When the request arrived, in seconds since 1970.
     created: u64,
     /// The model that answered.
     model: String,
-    /// The texts.
+    /// The completions.
     choices: Vec<CompletionChoice>,
-    /// Tokens it took; in a stream, in the last event where it was asked for.
+    /// Tokens of the request; in a stream, in the last chunk if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     usage: Option<Usage>,
 }
 
-/// One of the texts.
+/// One of the completions.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 struct CompletionChoice {
-    /// Its number: `n` for each prompt, in order.
+    /// Its index: `n` for each prompt, in order.
     index: usize,
-    /// The text, or what is new of it.
+    /// The text, or the part that a chunk adds.
     text: String,
-    /// Log probabilities, where they were asked for.
+    /// Log probabilities, if requested.
     #[schema(required)]
     logprobs: Option<CompletionLogprobs>,
-    /// Log probabilities of the prompt, where they were asked for, by tokens' ids; null for its first token.
+    /// Log probabilities of the prompt, if requested, by token ids; null for its first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
-    /// Why the text ended: `stop` or `length`; null while it goes on.
+    /// The reason why it ended: `stop` or `length`; null before its end.
     #[schema(required)]
     finish_reason: Option<&'static str>,
 }
@@ -155,7 +157,8 @@ pub async fn completions(
 }
 
 impl CompletionRequest {
-    /// Submits the request's texts. Tokenising takes time: not to be called on a thread that serves others.
+    /// Submits all sequences. Tokenisation is CPU-bound: call it on a blocking thread. If one cannot be submitted,
+    /// those before it are cancelled.
     fn submit(
         &self,
         app: &App,
@@ -165,7 +168,7 @@ impl CompletionRequest {
         let Self { own, form, generation, .. } = self;
         let mut notes = self.notes.clone();
         let echo = own.echo.unwrap_or(false);
-        // What stands in the answer before the text has its log probabilities, too.
+        // The echoed prompt has log probabilities, too.
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
         let prompts = own.prompts(model)?;
         model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
@@ -200,7 +203,7 @@ impl CompletionRequest {
 }
 
 impl CompletionFields {
-    /// The token ids of each prompt, that ask for what is before the suffix where there is one.
+    /// Returns the token ids of each prompt; with a suffix, as a fill-in-the-middle prompt.
     fn prompts(&self, model: &LoadedModel) -> Result<Vec<Arc<[u32]>>, ApiError> {
         let Some(suffix) = self.suffix.as_ref().filter(|suffix| !suffix.is_empty()) else {
             return self.prompt.encode(model, "prompt");
@@ -213,29 +216,35 @@ impl CompletionFields {
     }
 }
 
-/// Makes OpenAI's objects of events.
+/// Writes OpenAI's objects from events.
 struct CompletionWriter {
+    /// The id of the response.
     id: String,
+    /// When the request arrived, in seconds since 1970.
     created: u64,
+    /// The name of the model in the response.
     model: String,
-    /// Texts for each prompt.
+    /// Sequences of each prompt.
     n: usize,
-    /// What each text begins with.
+    /// By sequence: the echoed prompt, or an empty string.
     echo: Vec<String>,
-    /// Characters of each text so far, by its tokens.
+    /// By sequence: the number of characters so far, counted by tokens.
     offsets: Vec<usize>,
     /// The token ids of each prompt.
     prompts: Vec<Arc<[u32]>>,
-    /// So many of the likeliest tokens at each place of the prompt are told by their ids.
+    /// The number of most likely tokens to report at each position of the prompt by their ids; `None`: none.
     prompt_logprobs: Option<usize>,
-    /// So many of the likeliest tokens at each place of the prompt are told as those of the text are.
+    /// The number of most likely tokens to report at each position of the echoed prompt, in the form of those of the
+    /// text; `None`: none.
     echoed_logprobs: Option<usize>,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
+    /// Tokens of the sequences that have ended.
     usage: Usage,
 }
 
 impl CompletionWriter {
-    /// The answer without texts.
+    /// The response without choices.
     fn head(&self) -> Completion {
         Completion {
             id: self.id.clone(),
@@ -247,14 +256,14 @@ impl CompletionWriter {
         }
     }
 
-    /// The log probabilities of token `id` of text `i`.
+    /// The log probabilities of token `id` of sequence `i`, at its offset.
     fn logprobs_of(&mut self, i: usize, id: u32, logprobs: &TokenLogprobs) -> CompletionLogprobs {
         let mut list = CompletionLogprobs::default();
         self.offsets[i] = list.push(&self.tokenizer, id, logprobs, self.offsets[i]);
         list
     }
 
-    /// What an event adds to its text; `None` where that is nothing.
+    /// Returns what an event adds to its sequence; `None`: nothing.
     fn take(&mut self, i: usize, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
         match event {
             Event::Prompt(logprobs) => {
@@ -276,7 +285,8 @@ impl CompletionWriter {
             Event::Done { reason, text, stop_string, usage, end_token, end_logprobs, timings: _ } => {
                 self.usage.add(usage, i.is_multiple_of(self.n));
                 let finish_reason = Some(finish_reason(&EndReason::of_text(reason, stop_string)?));
-                // Who reads the prompt's log probabilities counts on those of each token that was asked for.
+                // Clients that request the prompt's log probabilities expect an entry for every requested token, also
+                // for the one that ended the text.
                 let end = end_token.zip(end_logprobs).filter(|_| self.echoed_logprobs.is_some());
                 let logprobs = end.map(|(id, logprobs)| self.logprobs_of(i, id, &logprobs));
                 Ok(Some(CompletionChoice { index: i, text, logprobs, finish_reason, ..Default::default() }))
@@ -286,7 +296,7 @@ impl CompletionWriter {
     }
 }
 
-/// A completion as a stream.
+/// Writes a completion as a stream.
 struct CompletionChunks {
     writer: CompletionWriter,
     include_usage: bool,

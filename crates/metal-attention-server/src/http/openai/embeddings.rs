@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: texts as vectors.
+//! `/v1/embeddings`: texts to vectors.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -22,18 +22,18 @@ pub struct EmbeddingsRequest {
     input: PromptInput,
     /// The model's name.
     model: Option<String>,
-    /// How the vectors are written.
+    /// The encoding of the vectors.
     encoding_format: Option<EncodingFormat>,
-    /// Keep so many of a vector's numbers, the first ones, and make its length 1 again: for models that were trained for that
+    /// Keep this many leading values of each vector and normalise it again, for models that were trained for it
     /// (Matryoshka embeddings). At most the model's own number.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
-    /// How the request was read.
+    /// Notes for response headers.
     #[serde(skip)]
     notes: Notes,
 }
 
-/// How a vector is written.
+/// The encoding of a vector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum EncodingFormat {
@@ -59,7 +59,7 @@ pub struct Embeddings {
     data: Vec<Embedding>,
     /// The model that made them.
     model: String,
-    /// Tokens it took.
+    /// Tokens of all texts.
     usage: EmbeddingsUsage,
 }
 
@@ -68,7 +68,7 @@ pub struct Embeddings {
 struct Embedding {
     /// `embedding`.
     object: &'static str,
-    /// The text's number.
+    /// The text's index.
     index: usize,
     /// The vector.
     #[serde(rename = "embedding")]
@@ -86,7 +86,7 @@ enum EmbeddingVector {
     Base64(String),
 }
 
-/// How many tokens a request took.
+/// The number of tokens of a request.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 pub(super) struct EmbeddingsUsage {
     /// Tokens of all texts.
@@ -96,13 +96,14 @@ pub(super) struct EmbeddingsUsage {
 }
 
 impl EmbeddingsUsage {
-    /// Of texts of so many tokens together.
+    /// The usage of texts with `n_tokens` tokens together.
     pub(super) fn new(n_tokens: usize) -> Self {
         Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
     }
 }
 
-/// Makes embeddings of length 1, as the model's file says: of the mean, the first or the last of a text's hidden states.
+/// Computes embeddings, normalised to length 1, with the pooling of the model's file: the mean, the first or the last
+/// of a text's hidden states.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingsRequest,
     responses((status = 200, description = "The embeddings", body = Embeddings)))]
 pub async fn embeddings(
@@ -155,7 +156,7 @@ pub async fn embeddings(
     Ok(notes.attach(axum::Json(answer).into_response()))
 }
 
-/// The first `n` numbers of `vector`, of length 1 again.
+/// The first `n` values of `vector`, normalised to length 1 again.
 pub fn cut(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
     if n < vector.len() {
         vector.truncate(n);

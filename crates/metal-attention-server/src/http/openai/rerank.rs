@@ -1,4 +1,5 @@
-//! `/v1/rerank`: documents by how well they answer a query, with the fields that Jina and Cohere have.
+//! `/v1/rerank`: ranks documents by their relevance to a query, with the fields of Jina and Cohere. Each document is
+//! one input of the model, together with the query.
 
 use std::fmt;
 
@@ -24,17 +25,17 @@ use crate::http::{ApiError, App, prepare, within_timeout};
 pub struct RerankRequest {
     /// The model's name.
     model: Option<String>,
-    /// What the documents are held against.
+    /// The query.
     query: String,
     /// The documents: at least one and at most 256.
     #[schema(value_type = Vec<Document>, min_items = 1, max_items = 256)]
     documents: Documents,
-    /// How many results, the best; without it all.
+    /// The number of results, the best ones; default: all.
     #[schema(minimum = 1)]
     top_n: Option<u32>,
-    /// Whether results repeat their documents; without a word about it, no.
+    /// Whether results repeat their documents; default: no.
     return_documents: Option<bool>,
-    /// How the request was read.
+    /// Notes for response headers.
     #[serde(skip)]
     notes: Notes,
 }
@@ -52,20 +53,20 @@ pub struct Ranking {
     model: String,
     /// `list`.
     object: &'static str,
-    /// Tokens it took.
+    /// Tokens of all inputs.
     usage: EmbeddingsUsage,
     /// The best document first.
     results: Vec<RankedDocument>,
 }
 
-/// A document's place.
+/// The rank of a document.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct RankedDocument {
-    /// The document's number in the request, from 0.
+    /// The document's index in the request, from 0.
     index: usize,
-    /// What the model gives, higher is better: of most models no probability.
+    /// The model's score, higher is better; most models' scores are no probabilities.
     relevance_score: f32,
-    /// The document, where it was asked for.
+    /// The document, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     document: Option<TextDocument>,
@@ -78,7 +79,7 @@ struct TextDocument {
     text: String,
 }
 
-/// A document: a text, or an object that has one.
+/// A document: a text, or an object with one.
 #[derive(Serialize, ToSchema)]
 #[expect(dead_code, reason = "it is the schema of what is read into texts at once")]
 #[serde(untagged)]
@@ -89,7 +90,7 @@ enum Document {
     Object(TextDocument),
 }
 
-/// Ranks documents by how well they answer a query. The model must be a reranker.
+/// Ranks documents by their relevance to a query. The model must be a reranker.
 #[utoipa::path(post, path = "/v1/rerank", tag = "rerank", request_body = RerankRequest,
     responses((status = 200, description = "The documents, best first", body = Ranking)))]
 pub async fn rerank(
@@ -122,18 +123,23 @@ pub async fn rerank(
     Ok(notes.attach(axum::Json(ranking).into_response()))
 }
 
-/// What is to come of a request.
+/// The submitted inputs of a request.
 struct Pending {
+    /// By document: the model's output, once it is computed.
     outputs: Vec<Vector>,
+    /// Turns outputs into scores.
     reranker: Reranker,
+    /// Tokens of all inputs.
     n_tokens: usize,
+    /// The number of results to return.
     top_n: usize,
-    /// The documents, where they are to be repeated.
+    /// The documents, if the response repeats them.
     documents: Option<Vec<String>>,
 }
 
 impl RerankRequest {
-    /// Submits a text for each document. Tokenising takes time: not to be called on a thread that serves others.
+    /// Submits an input for each document. Tokenisation is CPU-bound: call it on a blocking thread. If one cannot be
+    /// submitted, those before it are cancelled.
     fn submit(&self, model: &LoadedModel, client: Client) -> Result<Pending, ApiError> {
         let reranker = model.reranker()?;
         let Documents(documents) = &self.documents;
@@ -156,7 +162,8 @@ impl RerankRequest {
         })
     }
 
-    /// The query with each document. The query is repeated for all of them, so it ends at the first that has no room.
+    /// Returns the token ids of each document with the query. Stops at the first one that exceeds the context, as the
+    /// query is repeated for each.
     fn encode(&self, model: &LoadedModel, reranker: &Reranker) -> Result<Vec<Vec<u32>>, ApiError> {
         model.check_length(&self.query, "query")?;
         let mut n_tokens = 0;
@@ -190,7 +197,7 @@ impl RerankRequest {
 #[derive(Debug, Clone, PartialEq)]
 struct Documents(Vec<String>);
 
-/// Reads document by document, and ends at one too many.
+/// Reads documents one by one, and stops after the maximum.
 impl<'de> Deserialize<'de> for Documents {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(DocumentsVisitor)

@@ -1,4 +1,4 @@
-//! `/v1/responses`: the next items of a conversation; and how many tokens it has.
+//! `/v1/responses`: generates the next items of a conversation; counts its tokens.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,7 @@ use crate::http::body::Json;
 use crate::http::streaming::{Frames, RunningSequences, stream};
 use crate::http::{ApiError, App, prepare};
 
-/// Answers with the next items of a conversation.
+/// Generates the next items of a conversation.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai", request_body = ResponseRequest, responses(
     (status = 200, description = "The response, whole or as server-sent events",
         content((ResponseObject = "application/json"), (String = "text/event-stream")))))]
@@ -45,13 +45,13 @@ pub async fn create(
         return Ok(chat.notes.attach(stream(sequences, before, ResponseChunks::new(parsers, writer))));
     }
     while let Some((i, event)) = sequences.next().await {
-        // A whole answer has the same items as a stream, without its events.
+        // The same writer as for a stream, whose events are discarded.
         writer.add(parsers.parse(i, event)?, &mut Frames::discarding());
     }
     Ok(chat.notes.attach(axum::Json(writer.into_response()).into_response()))
 }
 
-/// How many tokens a conversation has.
+/// The number of tokens of a conversation.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct InputTokens {
     /// `response.input_tokens`.
@@ -60,7 +60,7 @@ pub struct InputTokens {
     input_tokens: usize,
 }
 
-/// Counts the tokens of the prompt that a request for a response makes.
+/// Counts the tokens of a request's prompt without generating.
 #[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai", request_body = ResponseRequest,
     responses((status = 200, description = "The number of tokens", body = InputTokens)))]
 pub async fn input_tokens(

@@ -1,4 +1,4 @@
-//! The items of a request's input.
+//! Reads the items of a request's input, and of stored responses.
 
 use std::fmt;
 
@@ -13,65 +13,65 @@ use super::thoughts;
 use crate::http::ApiError;
 use crate::http::limits::MAX_ITEMS;
 
-/// An item of the input, as it is read.
+/// An item of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// A message.
     Message {
-        /// Who says it.
+        /// Its author.
         role: Role,
-        /// What.
+        /// Its text.
         text: String,
     },
-    /// What the model thought; `None`: that is not known.
+    /// Thoughts of the model; `None`: their text is unknown.
     Thoughts(Option<String>),
-    /// A call of a function.
+    /// A function call.
     Call {
-        /// The call's name.
+        /// The call's id.
         id: String,
         /// The function's namespace.
         namespace: Option<String>,
         /// The function.
         name: String,
-        /// The arguments: a JSON object as text.
+        /// The arguments: a JSON object as a string.
         arguments: String,
     },
     /// A call of a custom tool.
     CustomCall {
-        /// The call's name.
+        /// The call's id.
         id: String,
         /// The tool's namespace.
         namespace: Option<String>,
         /// The tool.
         name: String,
-        /// What it is called with.
+        /// The input of the tool.
         input: String,
     },
-    /// What a tool has answered.
+    /// The result of a tool call.
     Output {
-        /// The call that it answers.
+        /// The call's id.
         call_id: String,
-        /// The answer.
+        /// The result.
         text: String,
     },
-    /// An item of a response that is stored, by its id.
+    /// A reference to an item of a stored response, by its id.
     Reference(String),
-    /// An item of another type, which the conversation goes on without.
+    /// An item of another type, which is ignored.
     PassedOver(String),
 }
 
-/// An item as it was sent, and as it is read.
+/// An item as it was sent, and as it was read.
 #[derive(Debug, Clone)]
 pub struct SentItem {
-    /// Its JSON.
+    /// Its JSON as it was sent.
     pub json: Box<RawValue>,
-    /// Its own id.
+    /// Its id, if it was sent with one.
     pub id: Option<String>,
-    /// What it is.
+    /// The item.
     pub item: Item,
 }
 
-/// Reads the field `input`: a text, an item, or a list of items.
+/// Reads the field `input`: a text, an item, or a list of items. Errors name the item.
 pub fn read(input: Option<&RawValue>) -> Result<Vec<SentItem>, ApiError> {
     let Some(input) = input else { return Ok(Vec::new()) };
     let wrong = || ApiError::field("input", "input must be a text or a list of items");
@@ -97,7 +97,7 @@ pub fn read(input: Option<&RawValue>) -> Result<Vec<SentItem>, ApiError> {
 }
 
 impl SentItem {
-    /// Reads an item, which is at `place` in the request.
+    /// Reads an item. `place`: its path in the request, for errors.
     pub fn read(json: &RawValue, place: &str) -> Result<Self, ApiError> {
         let failed = |error: serde_json::Error| {
             let message = error.to_string();
@@ -112,7 +112,8 @@ impl SentItem {
         Ok(Self { json: json.to_owned(), id: head.id, item })
     }
 
-    /// The item as a response keeps it: a message in its full form, and each with an id, which is `id` where it has none.
+    /// Returns the item's JSON for the store: a message in its full form, and each item with an id, which is `id` if it
+    /// was sent without one.
     pub fn kept(&self, id: &str) -> Box<RawValue> {
         let id = self.id.as_deref().unwrap_or(id);
         let (kind, part) = match &self.item {
@@ -142,7 +143,7 @@ impl SentItem {
     }
 }
 
-/// What tells how an item is read.
+/// The fields that determine how an item is read.
 #[derive(Deserialize)]
 struct ItemHeader {
     #[serde(rename = "type")]
@@ -239,7 +240,7 @@ struct OutputFields {
     output: InputText,
 }
 
-/// A text, as it is or in parts.
+/// A text: a string, or the joined texts of parts.
 #[derive(Debug, Default)]
 struct InputText(String);
 
@@ -274,13 +275,13 @@ impl<'de> Visitor<'de> for InputTextVisitor {
         Ok(InputText(text))
     }
 
-    /// A part.
+    /// Reads a single part.
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<InputText, A::Error> {
         let part = InputPart::deserialize(MapAccessDeserializer::new(map))?;
         let text = match part.kind.as_deref().unwrap_or("text") {
             "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text" => part.text,
             "refusal" => part.refusal,
-            // What another server has encrypted.
+            // Encrypted by another server.
             "encrypted_content" => None,
             "input_image" | "image_url" | "image" => {
                 return Err(A::Error::custom(
@@ -309,7 +310,7 @@ struct InputPart {
     kind: Option<String>,
     text: Option<String>,
     refusal: Option<String>,
-    /// Parts of other types have what they like.
+    /// Of any type in parts that are no images.
     #[serde(rename = "image_url")]
     _image: Option<IgnoredAny>,
 }
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_items_are_refused_with_their_place() {
+    fn wrong_items_are_refused_with_their_path() {
         let picture = json!({"type": "input_image", "image_url": "data:image/png;base64,AAAA"});
         let message = refused(&json!(["x", {"role": "user", "content": [picture]}]));
         assert_eq!(message, "input[0] must be an item, which is an object");
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_kept_with_ids() {
+    fn items_are_stored_with_ids() {
         let kept = |item: Value| {
             let sent = SentItem::read(&to_raw_value(&item).unwrap(), "input").unwrap();
             serde_json::from_str::<Value>(sent.kept("x_1").get()).unwrap()

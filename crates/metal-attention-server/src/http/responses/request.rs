@@ -1,4 +1,7 @@
-//! The request for a response.
+//! The request of `/v1/responses`, from JSON to a job.
+//!
+//! Two steps: [`ResponseRequest`] is read from the body alone; [`resolve`](ResponseRequest::resolve) then reads the
+//! previous response and referenced items from the store.
 
 use std::collections::BTreeMap;
 
@@ -27,16 +30,16 @@ use crate::http::openai::thinking::ThinkingFields;
 use crate::http::openapi::all_of;
 use crate::http::{ApiError, App};
 
-/// The fields of a request for a response that completions do not have.
+/// The fields that completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct ResponseFields {
-    /// Instructions that come before the conversation.
+    /// Instructions before the conversation (system prompt).
     instructions: Option<String>,
-    /// The response that this one goes on from: its input and its output come before `input`.
+    /// The response that this one continues: its input and its output precede `input`.
     previous_response_id: Option<String>,
-    /// Keep the response; without a word about it, yes.
+    /// Store the response; default: yes.
     store: Option<bool>,
-    /// What the response has besides: `reasoning.encrypted_content`, `message.output_text.logprobs`.
+    /// Additional contents of the response: `reasoning.encrypted_content`, `message.output_text.logprobs`.
     include: Option<Vec<String>>,
     /// The tools that the model may call: functions and custom tools.
     #[schema(value_type = Option<Vec<super::schema::ToolObject>>)]
@@ -44,71 +47,76 @@ pub struct ResponseFields {
     /// Whether the model calls a tool, and which.
     #[schema(value_type = Option<super::schema::ToolChoice>)]
     tool_choice: Option<Value>,
-    /// Whether one answer may have several calls; without a word about it, yes.
+    /// Whether one answer may have several calls; default: yes.
     parallel_tool_calls: Option<bool>,
-    /// What the text must look like.
+    /// The form of the text.
     #[schema(value_type = Option<super::schema::TextOptions>)]
     text: Option<Map<String, Value>>,
-    /// How many of the likeliest tokens are reported with each token, where `include` asks for log probabilities.
+    /// The number of most likely tokens to report with each token, if `include` requests log probabilities.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// What becomes of a conversation that the context has no room for; without a word about it, as the server is set up.
+    /// The treatment of a conversation that exceeds the context; default: as the server is configured.
     truncation: Option<Truncation>,
-    /// More variables for the model's chat template, such as `enable_thinking`.
+    /// Additional variables of the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<BTreeMap<String, Value>>)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// The client's own notes, which the response repeats.
+    /// Notes of the client, which the response repeats.
     metadata: Option<BTreeMap<String, Value>>,
-    /// Most calls of tools that a server runs itself; this one runs none.
+    /// Maximum calls of tools that a server runs itself; this one runs none.
     max_tool_calls: Option<i64>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     prompt_cache_key: Option<String>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     safety_identifier: Option<String>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     service_tier: Option<String>,
-    /// A name that the response repeats.
+    /// A client's name, which the response repeats.
     user: Option<String>,
 }
 
-/// What becomes of a conversation that the context has no room for.
+/// The treatment of a conversation that exceeds the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Truncation {
     /// Its oldest turns are dropped.
     Auto,
-    /// It is refused.
+    /// The conversation is refused.
     Disabled,
 }
 
-/// The items of a request, for its description.
+/// The field `input`, for the OpenAPI schema.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "it is read item by item")]
 pub struct InputFields {
-    /// The conversation, or what is new of it: a text, or items.
+    /// The conversation, or its new part: a text, or items.
     input: Option<super::schema::ResponseInput>,
 }
 
 /// A request for a response.
 pub struct ResponseRequest {
-    /// The model's name.
+    /// The name of the model; `None`: the default one.
     pub model: Option<String>,
-    /// Whether the answer is sent as it comes.
+    /// Whether the response is streamed.
     pub stream: bool,
+    /// The items of the field `input`.
     input: Vec<SentItem>,
+    /// The other fields of its own.
     fields: ResponseFields,
+    /// The field `reasoning`, which the response repeats.
     reasoning: Option<Value>,
+    /// The tools.
     tools: ResponseTools,
+    /// The custom tool whose input is the whole generated text; `None`: the answer is text or calls.
     input_tool: Option<ResponseTool>,
-    /// The job without its messages.
+    /// The job, whose messages [`resolve`](Self::resolve) adds.
     job: ChatJob,
 }
 
-/// A request whose earlier turns were found.
+/// A request whose references to stored responses are resolved.
 pub struct ResolvedRequest {
-    /// What is to be generated.
+    /// The job with all messages.
     pub job: ChatJob,
-    /// The items of the conversation, the earlier turns' first.
+    /// The items of the conversation, those of earlier turns first.
     pub items: Vec<Box<RawValue>>,
 }
 
@@ -173,7 +181,7 @@ impl FromJson for ResponseRequest {
 
 all_of!(ResponseRequest, InputFields, ResponseFields, ThinkingFields, GenerationFields, SamplingFields);
 
-/// The form of the text that the field `text` wants, and the field that says so; `None`: any text.
+/// The form that the field `text` requires, with the path of the field; `None`: any text.
 fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Form)>, ApiError> {
     let wrong = |field: &str, problem: &str| Err(ApiError::field(field, format!("{field} {problem}")));
     let format = match text.and_then(|text| text.get("format")) {
@@ -206,7 +214,7 @@ impl ResponseFields {
         self.include.iter().flatten().any(|included| included == what)
     }
 
-    /// How many of the likeliest tokens are wanted with the log probability of each token.
+    /// The number of most likely tokens to report with each token; `None`: no log probabilities.
     fn logprobs(&self) -> Result<Option<usize>, ApiError> {
         let top = self.top_logprobs.unwrap_or(0);
         check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
@@ -215,18 +223,18 @@ impl ResponseFields {
 }
 
 impl ResponseRequest {
-    /// Whether the response is kept.
+    /// Whether the response is stored.
     pub fn is_kept(&self) -> bool {
         self.fields.store.unwrap_or(true)
     }
 
-    /// Whether a summary of the thoughts is wanted, by either of the names that the field has had.
+    /// Whether a summary of the thoughts is requested, under either name that the field has had.
     fn has_summary(&self) -> bool {
         let names = ["summary", "generate_summary"];
         names.iter().any(|name| self.reasoning.as_ref().is_some_and(|reasoning| reasoning[name].is_string()))
     }
 
-    /// How the response is written.
+    /// The options of the response's writer.
     pub fn writer_options(&self) -> WriterOptions {
         WriterOptions {
             tools: self.tools.clone(),
@@ -237,8 +245,9 @@ impl ResponseRequest {
         }
     }
 
-    /// The request with the turns before it; `id`: the response's name, by which its items are called. Not to be called on a
-    /// thread that serves others.
+    /// Adds the previous turns and the referenced items from the store. `id`: the id of the response to come, from
+    /// which the ids of new items are derived. Reads files: call it on a blocking thread. Fails for an unknown response
+    /// or item.
     pub fn resolve(&self, stored: &ClientResponses, id: &str) -> Result<ResolvedRequest, ApiError> {
         let mut conversation = MessageBuilder::new(self.fields.instructions.as_deref());
         let mut items: Vec<Box<RawValue>> = Vec::new();
@@ -277,7 +286,7 @@ impl ResponseRequest {
         Ok(ResolvedRequest { job, items })
     }
 
-    /// What of the request the response repeats; `name`: the model's name.
+    /// The parameters of the request that the response repeats. `name`: the name of the model.
     pub fn echo(&self, app: &App, model: &ModelLease, name: String) -> Result<RequestEcho, ApiError> {
         let fields = &self.fields;
         let sampling = self.job.generation.sampling(model)?;
@@ -312,7 +321,7 @@ impl ResponseRequest {
     }
 }
 
-/// The messages, if they are not too many.
+/// The messages; fails if there are none or too many.
 fn messages(conversation: MessageBuilder) -> Result<Vec<Message>, ApiError> {
     let messages = conversation.finish();
     match messages.len() {
@@ -325,7 +334,7 @@ fn messages(conversation: MessageBuilder) -> Result<Vec<Message>, ApiError> {
     }
 }
 
-/// The item of this name in a response that is kept.
+/// Returns the item `id` of a stored response; `None` if there is no such item.
 fn referred(stored: &ClientResponses, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     #[derive(Deserialize)]
     struct OnlyId {

@@ -1,4 +1,4 @@
-//! Responses that are kept: `/v1/responses/{id}` and what is below it.
+//! Endpoints for stored responses: `/v1/responses/{id}` and the paths below.
 
 use axum::Extension;
 use axum::extract::rejection::QueryRejection;
@@ -19,12 +19,12 @@ use crate::http::peer::Peer;
 use crate::http::work::WorkSize;
 use crate::http::{ApiError, App};
 
-/// Most items of a page.
+/// Maximum items of a page.
 const MAX_LIMIT: usize = 100;
-/// Items of a page where a request does not say.
+/// Items of a page where a request sets no limit.
 const DEFAULT_LIMIT: usize = 20;
 
-/// Does `work` with the responses of `client`, where it holds up nobody.
+/// Runs `work` with the stored responses of `client`, on a blocking thread.
 async fn with_stored<T: Send + 'static>(
     app: &App,
     client: Client,
@@ -35,7 +35,7 @@ async fn with_stored<T: Send + 'static>(
     app.work.run(peer, WorkSize::Small, move || work(&stored)).await
 }
 
-/// The response of this name; an error where there is none.
+/// The response `id`; an error if there is none.
 fn kept(stored: &ClientResponses, id: &str) -> Result<StoredBody, ApiError> {
     stored.get(id)?.ok_or_else(|| not_found(id))
 }
@@ -49,14 +49,14 @@ fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
     query.map(|Query(query)| query).map_err(|error| ApiError::invalid(error.body_text()))
 }
 
-/// How a response is wanted.
+/// The query of a retrieval.
 #[derive(Debug, Deserialize)]
 pub struct Retrieval {
     /// True: as a stream, which is refused.
     stream: Option<bool>,
 }
 
-/// Shows a response that is kept.
+/// Returns a stored response.
 #[utoipa::path(get, path = "/v1/responses/{id}", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1),
         ("stream" = Option<bool>, Query, description = "True: as a stream, which is refused")),
@@ -79,10 +79,10 @@ pub async fn retrieve(
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-/// A response that is no longer kept.
+/// The report that a response was removed.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct DeletedResponse {
-    /// Its name.
+    /// The id of the response.
     id: String,
     /// `response`.
     object: &'static str,
@@ -90,7 +90,7 @@ pub struct DeletedResponse {
     deleted: bool,
 }
 
-/// Forgets a response.
+/// Removes a stored response.
 #[utoipa::path(delete, path = "/v1/responses/{id}", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1)),
     responses(
@@ -109,7 +109,7 @@ pub async fn delete(
     with_stored(&app, client, peer, remove).await.map(axum::Json)
 }
 
-/// Refuses to cancel a response: those that are kept are complete.
+/// Refuses to cancel a response: stored ones are complete.
 #[utoipa::path(post, path = "/v1/responses/{id}/cancel", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1)),
     responses(
@@ -130,18 +130,18 @@ pub async fn cancel(
     with_stored(&app, client, peer, refuse).await
 }
 
-/// Which items of a response are wanted.
+/// The query for a page of items.
 #[derive(Debug, Deserialize)]
 pub struct ItemsQuery {
-    /// The item before the first one.
+    /// The id of the item before the first one.
     after: Option<String>,
-    /// Most items.
+    /// Maximum number of items.
     limit: Option<usize>,
-    /// Which come first: `asc`, the oldest; `desc`, the newest, as without a word about it.
+    /// The order: `asc`, the oldest first; `desc`, the newest first (default).
     order: Option<Order>,
 }
 
-/// Which items come first.
+/// The order of items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum Order {
@@ -151,24 +151,24 @@ enum Order {
     Desc,
 }
 
-/// Items that a response answers.
+/// A page of the items of a response's input.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ItemList {
     /// `list`.
     object: &'static str,
     /// The items.
     data: Vec<Value>,
-    /// The first one's name.
+    /// The id of the first item.
     #[schema(required)]
     first_id: Option<String>,
-    /// The last one's name.
+    /// The id of the last item.
     #[schema(required)]
     last_id: Option<String>,
-    /// Whether there are more after it.
+    /// Whether more items follow.
     has_more: bool,
 }
 
-/// Lists the items that a response answers, those of earlier turns too.
+/// Lists the items of a response's input, including those of earlier turns.
 #[utoipa::path(get, path = "/v1/responses/{id}/input_items", tag = "openai",
     params(("id" = String, Path, description = "The response's name", min_length = 1),
         ("after" = Option<String>, Query, description = "The name of the item before the first one"),

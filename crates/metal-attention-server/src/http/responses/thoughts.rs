@@ -1,17 +1,17 @@
-//! `encrypted_content` of reasoning items: the thoughts in a form that clients send back unread.
+//! The field `encrypted_content` of reasoning items: thoughts in a form that clients send back without reading it.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// What begins the content that this server writes. Nothing is encrypted: the client has the thoughts anyway.
+/// The prefix of contents of this server. They are not encrypted, since the client has the thoughts anyway.
 const PREFIX: &str = "metal-attention-1:";
 
-/// The content that holds `thoughts`.
+/// The content that encodes `thoughts`.
 pub fn sealed(thoughts: &str) -> String {
     format!("{PREFIX}{}", STANDARD.encode(thoughts))
 }
 
-/// The thoughts in a content; `None` where another server wrote it.
+/// The thoughts in a content; `None` if another server wrote it.
 pub fn opened(content: &str) -> Option<String> {
     let bytes = STANDARD.decode(content.strip_prefix(PREFIX)?).ok()?;
     String::from_utf8(bytes).ok()

@@ -1,4 +1,5 @@
-//! The tools of a request, as functions that the model is told of.
+//! The tools of a request: read from the field `tools`, and converted to functions for the model. A custom tool
+//! (free-text input) becomes a function with one argument; a tool of a namespace becomes a function with both names.
 
 use metal_attention_chat::Tool;
 use serde_json::{Map, Value, json};
@@ -8,7 +9,7 @@ use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::notes::Notes;
 use metal_attention_grammar::Form;
 
-/// A tool that the model is told of.
+/// A tool, with the function that the model sees.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponseTool {
     /// The function that stands for it.
@@ -17,29 +18,29 @@ pub struct ResponseTool {
     pub name: String,
     /// Its namespace.
     pub namespace: Option<String>,
-    /// What it is.
+    /// The kind.
     pub kind: ToolKind,
 }
 
-/// What a tool is.
+/// The kind of a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ToolKind {
     /// A function.
     Function,
-    /// A tool that takes a text, which may have to follow a grammar. The function that stands for it has one argument, `input`.
+    /// A tool with a text as its input, which may have to follow a grammar. Its function has one argument, `input`.
     Custom(Option<Form>),
 }
 
-/// The tools that the model is told of.
+/// The tools of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ResponseTools(Vec<ResponseTool>);
 
-/// What the answer may or must call.
+/// The tools that the answer may or must call.
 #[derive(Debug)]
 pub struct ToolSelection {
     /// The functions.
     pub calls: AllowedCalls,
-    /// The tool that the whole answer is the input of, and the grammar that it follows.
+    /// The custom tool whose input is the whole generated text, with the grammar of that text; `None`: calls as usual.
     pub input_tool: Option<(ResponseTool, Form)>,
 }
 
@@ -53,7 +54,7 @@ pub fn offered_name(namespace: Option<&str>, name: &str) -> String {
 }
 
 impl ResponseTools {
-    /// Reads the field `tools`. Tools that OpenAI's servers run themselves are left out, and noted.
+    /// Reads the field `tools`. Notes the ignored types: tools that OpenAI's servers run themselves.
     pub fn read(list: &[Value], notes: &mut Notes) -> Result<Self, ApiError> {
         let mut tools = Self::default();
         for (i, tool) in list.iter().enumerate() {
@@ -65,7 +66,7 @@ impl ResponseTools {
     fn add(&mut self, tool: &Value, namespace: Option<&str>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
         let wrong = |problem: &str| ApiError::field(place, format!("{place}: {problem}"));
         let fields = tool.as_object().ok_or_else(|| wrong("a tool must be an object"))?;
-        // The chat API has an object of its own for a tool's fields.
+        // The chat API nests a tool's fields in an object.
         let nested = |kind: &str| fields.get(kind).and_then(Value::as_object).unwrap_or(fields);
         let kind = match fields.get("type") {
             Some(Value::String(kind)) => kind,
@@ -98,15 +99,15 @@ impl ResponseTools {
         Ok(())
     }
 
-    /// The tool that a call of the function `name` means.
+    /// The tool of the function `name`.
     pub fn find(&self, name: &str) -> Option<&ResponseTool> {
         self.0.iter().find(|tool| tool.function.name() == name)
     }
 
-    /// What `choice`, the field `tool_choice`, leaves; `parallel`: whether the request allows several calls.
+    /// Restricts the tools by `choice`, the field `tool_choice`. `parallel`: whether the request allows several calls.
     pub fn select(&self, choice: &Value, parallel: bool) -> Result<ToolSelection, ApiError> {
         let mut choice = choice.clone();
-        // Tools that were left out cannot be named.
+        // Ignored tools have no name here.
         if let Some(Value::Array(allowed)) = choice.get_mut("tools") {
             allowed.retain(|tool| tool["name"].is_string() || tool["function"]["name"].is_string());
         }
@@ -142,7 +143,7 @@ impl ResponseTools {
 }
 
 impl ResponseTool {
-    /// The tool that `fields` name. `more` has the function's description and parameters.
+    /// The tool with the name in `fields` and the description and parameters in `more`.
     fn new(
         fields: &Map<String, Value>,
         namespace: Option<&str>,
@@ -164,7 +165,7 @@ impl ResponseTool {
     }
 }
 
-/// The form of a custom tool's input, and the description that tells the model of it.
+/// The form of a custom tool's input, and a description of it for the model.
 fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String> {
     let description = fields.get("description").and_then(Value::as_str).unwrap_or_default();
     let Some(Value::Object(format)) = fields.get("format") else { return Ok((None, description.to_owned())) };
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_stand_for_functions() {
+    fn tools_become_functions() {
         let (tools, notes) = tools(&json!([
             function("f"), {"type": "web_search"}, pick(), {"type": "custom", "name": "say", "description": "Say it."},
             {"type": "namespace", "name": "mcp__x__", "tools": [function("g"), {"type": "image_generation"}]},
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_name_tools() {
+    fn tool_choices_name_tools() {
         let (tools, _) = tools(&json!([
             function("f"), pick(), {"type": "namespace", "name": "n", "tools": [function("g")]}
         ]))

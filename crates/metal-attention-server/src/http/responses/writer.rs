@@ -1,4 +1,8 @@
-//! From what is generated to a response's items, and the events of its stream.
+//! Writes a response: from chat events to the items of the output, and the events of the stream.
+//!
+//! The output has one item for thoughts, text or call. One item is open at a time: it is added when its first part
+//! arrives, extended with deltas, and closed when another kind of part arrives or the sequence ends. A whole response
+//! is written by the same code, with discarded events.
 
 use std::sync::Arc;
 
@@ -21,38 +25,41 @@ use crate::http::openai::logprobs::ChatTokenLogprob;
 use crate::http::streaming::{ChunkWriter, Frames};
 use crate::http::{ApiError, now};
 
-/// How a response is written.
+/// The options of a response's contents.
 pub struct WriterOptions {
-    /// The tools that the model was told of.
+    /// The tools of the request, for the names of calls.
     pub tools: ResponseTools,
-    /// The tool that the whole text is the input of.
+    /// The custom tool whose input is the whole generated text.
     pub input_tool: Option<ResponseTool>,
-    /// Reasoning items have their thoughts as a summary, too.
+    /// Whether reasoning items repeat the thoughts as a summary.
     pub sums_up: bool,
-    /// Reasoning items have their thoughts in a form that the next request may repeat.
+    /// Whether reasoning items have the thoughts encoded for the next request.
     pub seals_thoughts: bool,
-    /// Texts have the log probabilities of their tokens.
+    /// Whether texts have log probabilities of their tokens.
     pub with_logprobs: bool,
 }
 
-/// Makes the response of what is generated.
+/// Writes a response from chat events.
 pub struct ResponseWriter {
+    /// The response so far.
     response: ResponseObject,
+    /// Its options.
     options: WriterOptions,
+    /// The model's tokenizer, for the texts of tokens.
     tokenizer: Arc<Tokenizer>,
-    /// Where the response is kept.
+    /// Stores the response at its end; `None`: it is not stored.
     record: Option<ResponseRecord>,
-    /// The next event's number.
+    /// The sequence number of the next event.
     number: u64,
-    /// What the last item is, while it grows.
+    /// The contents of the last item while it is open.
     open: Option<OpenItem>,
-    /// White space that is no text yet: nothing but a call may come after it.
+    /// White space that is not part of an item yet: it is dropped where a call follows.
     blank: String,
-    /// Log probabilities of tokens whose text is yet to come.
+    /// Log probabilities of tokens whose text has not arrived yet.
     logprobs: Vec<ChatTokenLogprob>,
 }
 
-/// An item that grows.
+/// The contents of an open item.
 enum OpenItem {
     Reasoning(String),
     Message {
@@ -62,7 +69,7 @@ enum OpenItem {
     Function(String),
     /// The arguments of the function that stands for a custom tool.
     Custom(CustomInput),
-    /// The whole text is the input.
+    /// The generated text, which is the input of a custom tool.
     Input(String),
 }
 
@@ -79,7 +86,7 @@ struct WithItem<'a> {
     item: &'a OutputItem,
 }
 
-/// The body of an event about an item.
+/// The body of an event about an item, with further fields.
 #[derive(Serialize)]
 struct OfItem<'a, B> {
     item_id: &'a str,
@@ -88,14 +95,14 @@ struct OfItem<'a, B> {
     more: B,
 }
 
-/// A part of an item.
+/// The body of an event with a content part.
 #[derive(Serialize)]
 struct WithPart<'a> {
     content_index: usize,
     part: &'a ContentPart,
 }
 
-/// More of a text.
+/// The body of an event that extends a text.
 #[derive(Serialize)]
 struct TextPiece<'a> {
     content_index: usize,
@@ -103,7 +110,7 @@ struct TextPiece<'a> {
     logprobs: &'a [ChatTokenLogprob],
 }
 
-/// All of a text.
+/// The body of an event with a complete text.
 #[derive(Serialize)]
 struct WholeText<'a> {
     content_index: usize,
@@ -111,7 +118,7 @@ struct WholeText<'a> {
     logprobs: &'a [ChatTokenLogprob],
 }
 
-/// An event of a stream.
+/// An event of the stream.
 #[derive(Serialize)]
 struct StreamEvent<B> {
     #[serde(rename = "type")]
@@ -122,7 +129,7 @@ struct StreamEvent<B> {
 }
 
 impl ResponseWriter {
-    /// A response that was just begun, of the model with `tokenizer`; `record`: where it is kept.
+    /// A writer of a response that has just begun. `record`: where it is stored at its end.
     pub fn new(
         id: String,
         echo: RequestEcho,
@@ -154,18 +161,18 @@ impl ResponseWriter {
         }
     }
 
-    /// The response as it is.
+    /// The response in its present state.
     pub fn into_response(self) -> ResponseObject {
         self.response
     }
 
-    /// The first events.
+    /// Writes the first events of the stream.
     pub fn begin(&mut self, out: &mut Frames) {
         self.send_response("response.created", out);
         self.send_response("response.in_progress", out);
     }
 
-    /// Adds what was generated at a time.
+    /// Adds the parts of one scheduler event.
     pub fn add(&mut self, parts: Vec<ChatEvent>, out: &mut Frames) {
         if self.options.with_logprobs {
             let logprobs = parts.iter().filter_map(|part| match part {
@@ -251,7 +258,7 @@ impl ResponseWriter {
         }
     }
 
-    /// Begins a message.
+    /// Opens a message.
     fn message(&mut self, out: &mut Frames) {
         let id = self.next_id("msg");
         let item =
@@ -261,7 +268,7 @@ impl ResponseWriter {
         self.send_part("response.content_part.added", &part, out);
     }
 
-    /// Begins a call of the tool that the whole text is the input of.
+    /// Opens the call of the custom tool whose input is the whole generated text.
     fn begin_input(&mut self, tool: &ResponseTool, out: &mut Frames) {
         let call_id = store::unguessable("call_");
         self.custom_call(call_id, tool, OpenItem::Input(String::new()), out);
@@ -274,7 +281,7 @@ impl ResponseWriter {
         self.open(item, open, out);
     }
 
-    /// Begins a call of the function `name`.
+    /// Opens a call of the function `name`.
     fn call(&mut self, id: &str, name: &str, out: &mut Frames) {
         let call_id = format!("call_{id}");
         let tool = self.options.tools.find(name).cloned();
@@ -310,7 +317,7 @@ impl ResponseWriter {
     fn end(&mut self, end: &ChatEnd, out: &mut Frames) {
         let is_cut = end.reason.is_cut();
         self.close(is_cut, out);
-        // An answer that says nothing is an empty message.
+        // A response without text or calls has an empty message.
         let says_nothing = self.response.output.iter().all(OutputItem::is_reasoning);
         if self.response.output.is_empty() || says_nothing && !is_cut {
             match self.options.input_tool.clone() {
@@ -338,12 +345,12 @@ impl ResponseWriter {
         self.send_response(kind, out);
     }
 
-    /// The name of the next item: the response's own, and its number.
+    /// The id of the next item, which contains the digits of the response's id.
     fn next_id(&self, prefix: &str) -> String {
         store::item_id(prefix, &self.response.id, self.response.output.len())
     }
 
-    /// Begins an item.
+    /// Closes the open item, and opens another one.
     fn open(&mut self, item: OutputItem, open: OpenItem, out: &mut Frames) {
         self.close(false, out);
         self.blank.clear();
@@ -352,7 +359,7 @@ impl ResponseWriter {
         self.send_item("response.output_item.added", out);
     }
 
-    /// Ends the item that grows, which may have been cut off.
+    /// Closes the open item. `is_cut`: the sequence was cut off within it.
     fn close(&mut self, is_cut: bool, out: &mut Frames) {
         let Some(open) = self.open.take() else { return };
         let status = if is_cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
@@ -419,26 +426,26 @@ impl ResponseWriter {
         send(&mut self.number, kind, WithResponse { response: &self.response }, out);
     }
 
-    /// An event with the last item.
+    /// Writes an event with the last item.
     fn send_item(&mut self, kind: &'static str, out: &mut Frames) {
         if let Some((output_index, item)) = last(&self.response.output) {
             send(&mut self.number, kind, WithItem { output_index, item }, out);
         }
     }
 
-    /// An event about the last item.
+    /// Writes an event about the last item.
     fn send_more(&mut self, kind: &'static str, more: impl Serialize, out: &mut Frames) {
         if let Some((output_index, item)) = last(&self.response.output) {
             send(&mut self.number, kind, OfItem { item_id: item.id(), output_index, more }, out);
         }
     }
 
-    /// An event with the part of the last item.
+    /// Writes an event with a content part of the last item.
     fn send_part(&mut self, kind: &'static str, part: &ContentPart, out: &mut Frames) {
         self.send_more(kind, WithPart { content_index: 0, part }, out);
     }
 
-    /// The response has failed.
+    /// Ends the response with an error.
     fn failed(&mut self, error: &ApiError, out: &mut Frames) {
         let ResponseError { code, message } = ResponseError::of(error);
         send(&mut self.number, "error", json!({"code": code, "message": message, "param": null}), out);
@@ -448,25 +455,25 @@ impl ResponseWriter {
     }
 }
 
-/// The last item and its number.
+/// The last item and its index.
 fn last(output: &[OutputItem]) -> Option<(usize, &OutputItem)> {
     output.iter().enumerate().next_back()
 }
 
-/// Sends an event, and counts it.
+/// Writes an event with the next sequence number.
 fn send(number: &mut u64, kind: &'static str, body: impl Serialize, out: &mut Frames) {
     out.event(kind, &StreamEvent { kind, sequence_number: *number, body });
     *number += 1;
 }
 
-/// A response as a stream.
+/// Writes a response as a stream.
 pub struct ResponseChunks {
     parsers: ChoiceParsers,
     writer: ResponseWriter,
 }
 
 impl ResponseChunks {
-    /// A stream of what `parsers` read, as `writer` writes it.
+    /// A stream of what `parsers` parse and `writer` writes.
     pub fn new(parsers: ChoiceParsers, writer: ResponseWriter) -> Self {
         Self { parsers, writer }
     }
@@ -479,7 +486,7 @@ impl ChunkWriter for ResponseChunks {
         Ok(())
     }
 
-    /// The last event came with the end of the text.
+    /// The last event was written at the end of the sequence.
     fn end(&mut self, _: &mut Frames) {}
 
     fn error(&mut self, error: &ApiError, out: &mut Frames) {

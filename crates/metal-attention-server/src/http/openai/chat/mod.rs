@@ -1,4 +1,12 @@
-//! `/v1/chat/completions`: the next message of a conversation.
+//! `/v1/chat/completions`: the next message of a conversation, in `n` choices.
+//!
+//! Data flow: `request.rs` reads the JSON into a [`ChatRequest`], whose [`ChatJob`](crate::http::job::chat::ChatJob)
+//! has no OpenAI names; the handler leases the model and submits the job on a blocking thread; [`RunningSequences`]
+//! merges the events of the choices; `response.rs` writes them as one object or as chunks.
+//!
+//! Failures: if a choice cannot be submitted, those submitted before it are cancelled and the request fails. If a
+//! running choice fails, the others are cancelled, too. If the client disconnects, the response is dropped, and with it
+//! all running choices (during submission: as soon as its thread is done).
 
 mod request;
 mod response;
@@ -15,7 +23,7 @@ pub use request::ChatRequest;
 pub use response::finish_reason;
 use response::{ChatChunks, ChatCompletion, ChatWriter};
 
-/// Answers with the next message of a conversation.
+/// Generates the next message of a conversation.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest, responses(
     (status = 200, description = "The messages, whole or as server-sent events",
         content((ChatCompletion = "application/json"), (String = "text/event-stream")))))]

@@ -1,4 +1,4 @@
-//! The request for a chat completion.
+//! The request of `/v1/chat/completions`, from JSON to a job.
 
 use metal_attention_chat::{Message, Role, SentMessage, Tool};
 use serde::Deserialize;
@@ -18,15 +18,15 @@ use crate::http::openai::thinking::ThinkingFields;
 use crate::http::openai::unsupported::Endpoint;
 use crate::http::openapi::all_of;
 
-/// The fields of a chat completion that completions do not have.
+/// The fields that completions do not have.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct ChatFields {
-    /// The conversation so far, the first message first.
+    /// The conversation, the first message first.
     #[schema(value_type = Vec<super::schema::ChatMessage>, min_items = 1)]
     messages: Vec<SentMessage>,
-    /// Tell the log probability of each token.
+    /// Report the log probability of each token.
     logprobs: Option<bool>,
-    /// And of so many of the likeliest; only with `logprobs`.
+    /// Also report this many of the most likely tokens at each position; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
     /// The functions that the model may call.
@@ -35,19 +35,19 @@ pub struct ChatFields {
     /// Whether the model calls a function, and which.
     #[schema(value_type = Option<super::schema::ToolChoice>)]
     tool_choice: Option<ToolChoice>,
-    /// Whether one answer may call several functions; without a word about it, yes.
+    /// Whether one answer may call several functions; default: yes.
     parallel_tool_calls: Option<bool>,
-    /// More variables for the model's chat template, such as `enable_thinking`.
+    /// Additional variables of the model's chat template, such as `enable_thinking`.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// Whether the answer goes on with the last message where that is the assistant's; without a word about it, yes.
+    /// Whether the answer continues the last message if that is the assistant's; default: yes.
     continue_final_message: Option<bool>,
-    /// Whether the prompt ends with what begins an answer; without a word about it, yes.
+    /// Whether the prompt ends with the markup that starts an answer; default: yes.
     add_generation_prompt: Option<bool>,
 }
 
 impl ChatFields {
-    /// How many of the likeliest tokens are wanted with the log probability of each token.
+    /// The number of most likely tokens to report at each position; `None`: no log probabilities.
     fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         let top = self.top_logprobs.unwrap_or(0);
         check("top_logprobs", top, 0..=MAX_TOP_LOGPROBS)?;
@@ -60,7 +60,7 @@ impl ChatFields {
         Ok(None)
     }
 
-    /// How the prompt ends.
+    /// The end of the prompt.
     fn prompt_end(&self) -> Result<PromptEnd, ApiError> {
         let last = self.messages.last();
         let prefix = last.is_some_and(|last| last.is_prefix);
@@ -80,7 +80,7 @@ impl ChatFields {
     }
 }
 
-/// The conversation.
+/// The conversation. Fails if it is empty or too long.
 fn messages(sent: Vec<SentMessage>) -> Result<Vec<Message>, ApiError> {
     match sent.len() {
         0 => Err(ApiError::field("messages", "messages is empty: give at least one message")),
@@ -94,9 +94,9 @@ fn messages(sent: Vec<SentMessage>) -> Result<Vec<Message>, ApiError> {
 
 /// A request for a chat completion.
 pub struct ChatRequest {
-    /// The model's name.
+    /// The name of the model; `None`: the default one.
     pub model: Option<String>,
-    /// What is asked for.
+    /// The conversation and how to continue it.
     pub job: ChatJob,
     /// Whether a stream ends with the number of tokens.
     pub include_usage: bool,
