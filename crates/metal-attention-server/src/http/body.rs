@@ -164,7 +164,7 @@ pub struct Json<T> {
     pub peer: Peer,
     /// The amount of CPU work that the request causes.
     pub work_size: WorkSize,
-    _held: BodyReservation,
+    _reservation: BodyReservation,
 }
 
 impl<T> Deref for Json<T> {
@@ -182,11 +182,11 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
         check_content_type(request.headers(), Dialect::of_path(request.uri().path()))?;
         let peer = *request.extensions().get::<Peer>().ok_or_else(|| ApiError::internal("a request of nobody"))?;
         let connection = request.extensions().get::<Arc<ClientConnection>>().cloned();
-        let mut held = app.bodies.reserve(peer);
+        let mut reserved = app.bodies.reserve(peer);
         if let Some(connection) = &connection {
             connection.waits_for_body();
         }
-        let body = read(request.into_body(), &app.options, &mut held).await?;
+        let body = read(request.into_body(), &app.options, &mut reserved).await?;
         if let Some(connection) = &connection {
             connection.waits_for_answer();
         }
@@ -195,7 +195,7 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
             let object = Object::split(&body)?;
             let schema_values = limits::check(&object)?;
             let work_size = WorkSize::new(n, schema_values);
-            Ok(Self { request: T::from_json(&object)?, peer, work_size, _held: held })
+            Ok(Self { request: T::from_json(&object)?, peer, work_size, _reservation: reserved })
         };
         app.work.run(peer, WorkSize::new(n, 0), parse).await
     }
@@ -247,22 +247,22 @@ fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
 }
 
-/// Reads the whole body. Fails after `read_timeout`, beyond `max_body` bytes, or where `held` cannot grow.
-async fn read(body: Body, options: &HttpOptions, held: &mut BodyReservation) -> Result<Vec<u8>, ApiError> {
-    let most = options.max_body;
-    if body.size_hint().lower() > most as u64 {
-        return Err(ApiError::too_large(most));
+/// Reads the whole body. Fails after `read_timeout`, beyond `max_body` bytes, or where `reserved` cannot grow.
+async fn read(body: Body, options: &HttpOptions, reserved: &mut BodyReservation) -> Result<Vec<u8>, ApiError> {
+    let max = options.max_body;
+    if body.size_hint().lower() > max as u64 {
+        return Err(ApiError::too_large(max));
     }
     let collect = async {
         let mut bytes = Vec::new();
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|_| ApiError::invalid("the body could not be read to its end"))?;
-            if chunk.len() > most - bytes.len() {
-                return Err(ApiError::too_large(most));
+            if chunk.len() > max - bytes.len() {
+                return Err(ApiError::too_large(max));
             }
             bytes.extend_from_slice(&chunk);
-            held.grow(bytes.len())?;
+            reserved.grow(bytes.len())?;
         }
         Ok(bytes)
     };
@@ -274,17 +274,21 @@ async fn read(body: Body, options: &HttpOptions, held: &mut BodyReservation) -> 
 /// The memory that request bodies occupy, from their first byte until their request is answered.
 pub struct BodyBudget {
     /// Maximum bytes of all bodies.
-    all: usize,
+    max_total: usize,
     /// Maximum bytes of the bodies of one client.
-    each: usize,
+    max_per_client: usize,
     /// Bytes by client.
-    held: Mutex<HashMap<Peer, usize>>,
+    reserved: Mutex<HashMap<Peer, usize>>,
 }
 
 impl BodyBudget {
-    /// A budget of `all` bytes, half of which one client may use. A single body of `max_body` bytes always fits.
-    pub fn new(all: usize, max_body: usize) -> Arc<Self> {
-        Arc::new(Self { all: all.max(max_body), each: (all / 2).max(max_body), held: Mutex::default() })
+    /// A budget of `max_total` bytes, half of which one client may use. A single body of `max_body` bytes always fits.
+    pub fn new(max_total: usize, max_body: usize) -> Arc<Self> {
+        Arc::new(Self {
+            max_total: max_total.max(max_body),
+            max_per_client: (max_total / 2).max(max_body),
+            reserved: Mutex::default(),
+        })
     }
 
     /// Returns a reservation of no bytes for a body of `peer`.
@@ -294,11 +298,11 @@ impl BodyBudget {
 
     /// Bytes that bodies occupy now.
     pub fn bytes(&self) -> usize {
-        self.held().values().sum()
+        self.reserved().values().sum()
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Peer, usize>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reserved(&self) -> MutexGuard<'_, HashMap<Peer, usize>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -314,19 +318,19 @@ struct BodyReservation {
 impl BodyReservation {
     /// Grows the reservation to a body of `len` bytes. Fails, without a change, where that exceeds the budget.
     fn grow(&mut self, len: usize) -> Result<(), ApiError> {
-        let more = len.saturating_sub(FREE_BYTES).saturating_sub(self.bytes);
-        if more == 0 {
+        let growth = len.saturating_sub(FREE_BYTES).saturating_sub(self.bytes);
+        if growth == 0 {
             return Ok(());
         }
-        let BodyBudget { all, each, .. } = *self.bodies;
-        let mut held = self.bodies.held();
-        let of_all: usize = held.values().sum();
-        let of_peer = held.get(&self.peer).copied().unwrap_or(0);
-        if of_all + more > all || of_peer + more > each {
-            return Err(ApiError::too_many_bodies(all, each));
+        let BodyBudget { max_total, max_per_client, .. } = *self.bodies;
+        let mut reserved = self.bodies.reserved();
+        let of_all: usize = reserved.values().sum();
+        let of_peer = reserved.get(&self.peer).copied().unwrap_or(0);
+        if of_all + growth > max_total || of_peer + growth > max_per_client {
+            return Err(ApiError::too_many_bodies(max_total, max_per_client));
         }
-        held.insert(self.peer, of_peer + more);
-        self.bytes += more;
+        reserved.insert(self.peer, of_peer + growth);
+        self.bytes += growth;
         Ok(())
     }
 }
@@ -336,12 +340,12 @@ impl Drop for BodyReservation {
         if self.bytes == 0 {
             return;
         }
-        let mut held = self.bodies.held();
-        let left = held.get(&self.peer).copied().unwrap_or(0).saturating_sub(self.bytes);
+        let mut reserved = self.bodies.reserved();
+        let left = reserved.get(&self.peer).copied().unwrap_or(0).saturating_sub(self.bytes);
         if left == 0 {
-            held.remove(&self.peer);
+            reserved.remove(&self.peer);
         } else {
-            held.insert(self.peer, left);
+            reserved.insert(self.peer, left);
         }
     }
 }
@@ -397,10 +401,10 @@ mod tests {
 
     #[test]
     fn ollama_paths_accept_form_bodies_from_curl_but_not_from_pages() {
-        let check = |kind: &str, more: &[(&'static str, &str)]| {
+        let check = |kind: &str, growth: &[(&'static str, &str)]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, kind.parse().unwrap());
-            headers.extend(more.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())));
+            headers.extend(growth.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())));
             check_content_type(&headers, Dialect::Ollama).is_ok()
         };
         assert!(check("application/x-www-form-urlencoded", &[]) && check("application/json", &[("origin", "null")]));
@@ -414,8 +418,8 @@ mod tests {
         let peer = |n: u8| Peer::at([10, 0, 0, n].into());
         let bodies = BodyBudget::new(1000, 100);
         let reserve = |n: u8, len: usize| {
-            let mut held = bodies.reserve(peer(n));
-            held.grow(FREE_BYTES + len / 2).and_then(|()| held.grow(FREE_BYTES + len)).map(|()| held)
+            let mut reserved = bodies.reserve(peer(n));
+            reserved.grow(FREE_BYTES + len / 2).and_then(|()| reserved.grow(FREE_BYTES + len)).map(|()| reserved)
         };
         let (one, two) = (reserve(1, 400).unwrap(), reserve(1, 100).unwrap());
         assert!(reserve(1, 1).is_err(), "one client has half");
@@ -425,7 +429,7 @@ mod tests {
         drop((one, other));
         assert!(reserve(2, 500).is_ok());
         drop(two);
-        assert!(bodies.held().is_empty());
+        assert!(bodies.reserved().is_empty());
         assert!(BodyBudget::new(10, 1000).reserve(peer(1)).grow(FREE_BYTES + 1000).is_ok(), "one body has room");
     }
 }

@@ -21,10 +21,11 @@ pub const EXTRA_CONNECTIONS: usize = 64;
 /// The time in which data of a client may still be in transit. Where at most [`FEW_WAITING`] connections wait for their
 /// clients, those that began to wait within this time are not evicted.
 pub const TRANSIT_TIME: Duration = Duration::from_millis(50);
-/// See [`TRANSIT_TIME`].
+/// The number of waiting connections up to which [`TRANSIT_TIME`] protects new ones.
 const FEW_WAITING: usize = 4;
-/// Attempts to admit a new connection, and the time between two: extra connections end soon.
+/// Attempts to admit a new connection where not even an extra one is free: extra connections end soon.
 const PERMIT_TRIES: u32 = 25;
+/// The time between two attempts.
 const PERMIT_RETRY: Duration = Duration::from_millis(10);
 /// The time without progress of a response after which a connection counts as waiting for its client.
 const STUCK: Duration = Duration::from_secs(1);
@@ -38,7 +39,7 @@ pub enum ExceededLimit {
     Server,
 }
 
-/// What a connection waits for. The order is the order of eviction.
+/// The side and message that a connection waits for. The order is the order of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum WaitsFor {
     /// The client, which has to send the head of a request: it may never send another one.
@@ -55,18 +56,19 @@ pub struct ClientConnection {
     peer: Peer,
     /// The limit that this connection exceeds: it is an extra one. `None`: an ordinary one.
     pub exceeded_limit: Option<ExceededLimit>,
-    /// What it waits for.
+    /// Whom it waits for, since when.
     state: Mutex<ConnectionState>,
     /// Notified when it is evicted.
     evicted: Notify,
 }
 
-/// What a connection waits for.
+/// The wait of a connection.
 struct ConnectionState {
+    /// The awaited side and message.
     wait: WaitsFor,
-    /// Since when.
+    /// The begin of the wait.
     since: Instant,
-    /// Since when the client reads nothing of its response; `None`: it reads.
+    /// The time at which the client stopped to read its response; `None`: it reads.
     stuck: Option<Instant>,
 }
 
@@ -129,9 +131,9 @@ impl ClientConnection {
 /// All open connections, and their limits.
 pub struct Connections {
     /// Maximum number of connections.
-    all: usize,
+    max_total: usize,
     /// Maximum number of connections of one address.
-    each: usize,
+    max_per_address: usize,
     open: Mutex<Vec<Arc<ClientConnection>>>,
     /// Connections that were evicted so far.
     evicted: AtomicU64,
@@ -140,9 +142,15 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// No connections; at most `all` at a time, and `each` of one address.
-    pub fn new(all: usize, each: usize) -> Self {
-        Self { all, each, open: Mutex::default(), evicted: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    /// No connections; at most `max_total` at a time, and `max_per_address` of one address.
+    pub fn new(max_total: usize, max_per_address: usize) -> Self {
+        Self {
+            max_total,
+            max_per_address,
+            open: Mutex::default(),
+            evicted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
     }
 
     /// The number of open connections.
@@ -171,16 +179,16 @@ impl Connections {
     /// Admits a connection of `peer`, if need be as an extra one; `None` where not even an extra one is free.
     fn admit(self: &Arc<Self>, peer: Peer) -> Option<ConnectionPermit> {
         let mut open = self.open();
-        let count = |open: &[Arc<ClientConnection>], of: Option<Peer>| {
+        let count = |open: &[Arc<ClientConnection>], peer: Option<Peer>| {
             let counts =
-                |c: &&Arc<ClientConnection>| c.exceeded_limit.is_none() && of.is_none_or(|peer| c.peer == peer);
+                |c: &&Arc<ClientConnection>| c.exceeded_limit.is_none() && peer.is_none_or(|peer| c.peer == peer);
             open.iter().filter(counts).count()
         };
-        let exceeded_limit = if count(&open, Some(peer)) >= self.each
+        let exceeded_limit = if count(&open, Some(peer)) >= self.max_per_address
             && !self.evict(&mut open, |c| c.exceeded_limit.is_none() && c.peer == peer)
         {
             Some(ExceededLimit::Address)
-        } else if count(&open, None) >= self.all && !self.evict(&mut open, |c| c.exceeded_limit.is_none()) {
+        } else if count(&open, None) >= self.max_total && !self.evict(&mut open, |c| c.exceeded_limit.is_none()) {
             Some(ExceededLimit::Server)
         } else {
             None
@@ -262,10 +270,10 @@ mod tests {
         }
     }
 
-    /// Connections of `of` that wait for responses.
-    fn busy(connections: &Arc<Connections>, of: Peer, n: usize) -> Vec<ConnectionPermit> {
+    /// Connections of `peer` that wait for responses.
+    fn busy(connections: &Arc<Connections>, peer: Peer, n: usize) -> Vec<ConnectionPermit> {
         let admit = |_| {
-            let permit = connections.admit(of).unwrap();
+            let permit = connections.admit(peer).unwrap();
             permit.connection.waits_for_answer();
             permit
         };

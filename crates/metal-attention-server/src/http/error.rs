@@ -40,7 +40,7 @@ pub struct ErrorBody {
 /// The details of an error.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 struct ErrorDetail {
-    /// What was attempted, what went wrong, and a remedy.
+    /// A message with the attempt, the failure and a remedy.
     message: String,
     /// The kind of error, such as `invalid_request_error`.
     #[serde(rename = "type")]
@@ -116,10 +116,10 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("body_too_large"), message)
     }
 
-    /// 429: the body budget is exhausted. `all`, `each`: its limits in bytes, of all bodies and of one client.
-    pub fn too_many_bodies(all: usize, each: usize) -> Self {
+    /// 429: the body budget is exhausted. `total`, `per_client`: its limits in bytes, of all bodies and of one client.
+    pub fn too_many_bodies(total: usize, per_client: usize) -> Self {
         let message = format!(
-            "the server has its hands full: it holds bodies of {all} bytes in all (--max-bodies), and of {each} from one \
+            "the server has its hands full: it holds bodies of {total} bytes in all (--max-bodies), and of {per_client} from one \
              address: try again later"
         );
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("too_many_bodies"), message)
@@ -191,7 +191,7 @@ impl ApiError {
         self.status
     }
 
-    /// What was attempted, what went wrong, and a remedy.
+    /// A message with the attempt, the failure and a remedy.
     pub fn message(&self) -> &str {
         &self.detail.message
     }

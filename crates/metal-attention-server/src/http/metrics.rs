@@ -102,9 +102,9 @@ pub(super) struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    /// Returns the labels of a value in braces: the model's and `own`; empty where there are none.
-    fn labels(&self, own: &str) -> String {
-        let both: Vec<_> = [self.label.as_str(), own].into_iter().filter(|label| !label.is_empty()).collect();
+    /// Returns the labels of a value in braces: the model's and `extra`; empty where there are none.
+    fn labels(&self, extra: &str) -> String {
+        let both: Vec<_> = [self.label.as_str(), extra].into_iter().filter(|label| !label.is_empty()).collect();
         if both.is_empty() { String::new() } else { format!("{{{}}}", both.join(",")) }
     }
 }
@@ -273,7 +273,7 @@ fn render_schedulers(lines: &mut MetricLines, models: &[ModelMetrics]) {
     lines.head("batch_tokens", "histogram", "Tokens of a step.");
     for model in models {
         let m = &model.scheduler;
-        let labels = |own: &str| model.labels(own);
+        let labels = |extra: &str| model.labels(extra);
         lines.buckets("batch_tokens", labels, &bounds, &m.batch_sizes, m.batch_tokens as f64);
     }
 }

@@ -52,8 +52,8 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
     components.schemas.extend(schemas::<anthropic::ErrorBody>());
     components.schemas.extend(schemas::<ollama::ErrorBody>());
     components.schemas.extend(schemas::<llama_cpp::ErrorBody>());
-    let asks_for_key = !options.keys.is_empty();
-    if asks_for_key {
+    let requires_key = !options.keys.is_empty();
+    if requires_key {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         components.security_schemes.insert("key".into(), RefOr::T(SecurityScheme::Http(bearer)));
     }
@@ -68,7 +68,7 @@ pub fn complete(mut api: OpenApi, options: &HttpOptions, checks_host: bool) -> O
             if checks_host {
                 add_error(operation, "403", "The Host header does not name this machine");
             }
-            if asks_for_key && !is_open {
+            if requires_key && !is_open {
                 add_error(operation, "401", "No key, or a wrong one");
                 operation.security = Some(vec![SecurityRequirement::new("key", Vec::<String>::new())]);
             }

@@ -197,14 +197,14 @@ fn is_loopback(listener: &TcpListener) -> bool {
 }
 
 /// Serves accepted connections with one router.
-/// The shared state.
 struct Acceptor {
-    /// The routes.
+    /// The shared state.
     app: App,
-    /// The connections and their limits; the monitoring port has its own.
+    /// The routes.
     router: Router,
-    /// Ends the connections at a shutdown.
+    /// The connections and their limits; the monitoring port has its own.
     connections: Arc<Connections>,
+    /// Ends the connections at a shutdown.
     graceful: GracefulShutdown,
     /// Whether each connection carries one request only, during a shutdown.
     closes: bool,

@@ -1,7 +1,7 @@
 //! Turns the scheduler's events into an HTTP response: whole, or as a stream.
 //!
-//! Data flow: the handler of an endpoint submits `n` sequences to the scheduler, which gives it one event receiver
-//! ([`Events`]) a sequence. [`RunningSequences`] merges these receivers. For a whole response, the handler collects the
+//! Data flow: the handler of an endpoint submits `n` sequences to the scheduler, which returns one event receiver
+//! ([`Events`]) for each. [`RunningSequences`] merges these receivers. For a whole response, the handler collects the
 //! events (chats through [`collect`](RunningSequences::collect)); for a stream, [`stream`] passes each event to the
 //! endpoint's [`ChunkWriter`], which turns it into frames: server-sent events or lines of JSON.
 //!
@@ -35,6 +35,7 @@ type SequenceEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
 
 /// The running sequences of one request. Dropping it cancels those that have not ended.
 pub struct RunningSequences {
+    /// The shared state, for metrics.
     app: App,
     /// Keeps the model loaded while its sequences run.
     _model: ModelLease,
@@ -42,6 +43,7 @@ pub struct RunningSequences {
     submitted: Instant,
     /// By sequence: whether its first event has arrived, for the time-to-first-token metric.
     begun: Vec<bool>,
+    /// The events of all sequences.
     merged: SequenceEvents,
     /// The request's log line; `None` outside of a request.
     line: Option<Arc<RequestLine>>,
@@ -77,7 +79,7 @@ impl RunningSequences {
     /// Waits for all sequences and returns one assembled answer each; `parsers` has one parser for each sequence.
     ///
     /// The first failed sequence is the error of the whole request. The others are cancelled when `self` is dropped.
-    pub async fn answers(&mut self, parsers: &mut ChoiceParsers) -> Result<Vec<AssembledAnswer>, ApiError> {
+    pub async fn collect(&mut self, parsers: &mut ChoiceParsers) -> Result<Vec<AssembledAnswer>, ApiError> {
         let mut answers: Vec<AssembledAnswer> = (0..parsers.len()).map(|_| AssembledAnswer::default()).collect();
         while let Some((i, event)) = self.next().await {
             parsers.parse(i, event)?.into_iter().for_each(|part| answers[i].add(part));
@@ -131,6 +133,7 @@ impl Framing {
 /// Frames that are queued for the client.
 #[derive(Default)]
 pub struct Frames {
+    /// The frames in order.
     waiting: VecDeque<String>,
     /// Whether frames are dropped instead of queued.
     discards: bool,
@@ -218,9 +221,9 @@ impl<C: ChunkWriter> StreamState<C> {
     }
 }
 
-/// Returns a streamed response: the frames in `before`, then those that `chunks` makes of the events of `sequences`.
-pub fn stream<C: ChunkWriter>(sequences: RunningSequences, before: Frames, chunks: C) -> Response {
-    let state = StreamState { sequences: Some(sequences), chunks, out: before };
+/// Returns a streamed response: the frames in `first_frames`, then those that `chunks` makes of the events of `sequences`.
+pub fn stream<C: ChunkWriter>(sequences: RunningSequences, first_frames: Frames, chunks: C) -> Response {
+    let state = StreamState { sequences: Some(sequences), chunks, out: first_frames };
     let frames = stream::unfold(state, |mut state| async move {
         let frame = state.next().await?;
         Some((frame, state))

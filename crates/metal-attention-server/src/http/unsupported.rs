@@ -20,7 +20,7 @@ pub struct RefusedField {
     pub name: &'static str,
     /// Values without effect, besides null, false and empty ones.
     pub neutral: &'static [Neutral],
-    /// What to use instead, for the error.
+    /// A replacement, for the error.
     pub instead: &'static str,
 }
 

@@ -82,11 +82,13 @@ impl WorkLimiter {
     async fn acquire(&self, peer: Peer, work_size: WorkSize) -> WorkPermit {
         // The semaphores are never closed, so `ok` loses no error.
         match work_size {
-            WorkSize::Small => WorkPermit { _shared: Arc::clone(&self.small).acquire_owned().await.ok(), _own: None },
+            WorkSize::Small => {
+                WorkPermit { _total_units: Arc::clone(&self.small).acquire_owned().await.ok(), _client_units: None }
+            }
             WorkSize::Large(units) => {
-                let own = self.client(peer).acquire(units).await;
-                let shared = Arc::clone(&self.large).acquire_many_owned(units).await.ok();
-                WorkPermit { _shared: shared, _own: Some(own) }
+                let client_units = self.client(peer).acquire(units).await;
+                let total_units = Arc::clone(&self.large).acquire_many_owned(units).await.ok();
+                WorkPermit { _total_units: total_units, _client_units: Some(client_units) }
             }
         }
     }
@@ -100,8 +102,8 @@ impl WorkLimiter {
 
 /// The permit to run a piece of work.
 struct WorkPermit {
-    _shared: Option<OwnedSemaphorePermit>,
-    _own: Option<ClientUnits>,
+    _total_units: Option<OwnedSemaphorePermit>,
+    _client_units: Option<ClientUnits>,
 }
 
 /// A client's units of large work. The client's entry in `clients` is removed with its last piece of work.

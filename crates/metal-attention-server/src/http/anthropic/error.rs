@@ -24,7 +24,7 @@ struct ErrorDetail {
     /// The kind of error, such as `invalid_request_error`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// What was attempted, what went wrong, and a remedy.
+    /// A message with the attempt, the failure and a remedy.
     message: String,
 }
 

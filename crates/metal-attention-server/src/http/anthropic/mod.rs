@@ -47,11 +47,11 @@ pub async fn messages(
     let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut parsers = chat.parsers;
     if stream_wanted {
-        let mut before = Frames::default();
-        let chunks = MessageChunks::begin(parsers, writer, &mut before);
-        return Ok(notes.attach(stream(sequences, before, chunks)));
+        let mut first_frames = Frames::default();
+        let chunks = MessageChunks::begin(parsers, writer, &mut first_frames);
+        return Ok(notes.attach(stream(sequences, first_frames, chunks)));
     }
-    let answer = sequences.answers(&mut parsers).await?.pop().unwrap_or_default();
+    let answer = sequences.collect(&mut parsers).await?.pop().unwrap_or_default();
     Ok(notes.attach(axum::Json(writer.message(answer)).into_response()))
 }
 

@@ -69,7 +69,7 @@ struct ToolParam {
     kind: Option<String>,
     /// Its name.
     name: Option<String>,
-    /// What it does.
+    /// Its description.
     description: Option<String>,
     /// The JSON schema of its input.
     #[schema(value_type = Option<std::collections::BTreeMap<String, Value>>)]

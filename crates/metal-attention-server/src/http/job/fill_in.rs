@@ -21,35 +21,35 @@ pub fn encode(model: &LoadedModel, text: &str, param: &str) -> Result<Vec<u32>, 
     Ok(model.tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: false }))
 }
 
-/// Returns the prompt for the text between `before` and `after`: BOS, `context`, prefix token, `before`, suffix token,
-/// `after`, middle token.
+/// Returns the prompt for the text between `prefix` and `suffix`: BOS, `context`, prefix token, `prefix`, suffix token,
+/// `suffix`, middle token.
 pub fn prompt(
     model: &LoadedModel,
     tokens: FillInTheMiddle,
     context: &[u32],
-    before: &[u32],
-    after: &[u32],
+    prefix: &[u32],
+    suffix: &[u32],
 ) -> Vec<u32> {
     let bos = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos());
-    let before = before.strip_prefix(bos.as_slice()).unwrap_or(before);
+    let prefix = prefix.strip_prefix(bos.as_slice()).unwrap_or(prefix);
     let mut ids: Vec<u32> = bos.into_iter().collect();
     ids.extend(context);
     ids.push(tokens.prefix);
-    ids.extend(before);
+    ids.extend(prefix);
     ids.push(tokens.suffix);
-    ids.extend(after);
+    ids.extend(suffix);
     ids.push(tokens.middle);
     ids
 }
 
-/// Cuts `before` and `after` to `room` tokens together. The tokens next to the gap remain; where both are long, `after`
+/// Cuts `prefix` and `suffix` to `room` tokens together. The tokens next to the gap remain; where both are long, `suffix`
 /// has at most a quarter. Returns the number of unused tokens.
-pub fn fit(before: &mut Vec<u32>, after: &mut Vec<u32>, room: usize) -> usize {
-    let n_after = after.len().min(room.saturating_sub(before.len()).max(room / 4));
-    let n_before = before.len().min(room - n_after);
-    after.truncate(n_after);
-    before.drain(..before.len() - n_before);
-    room - n_before - n_after
+pub fn fit(prefix: &mut Vec<u32>, suffix: &mut Vec<u32>, room: usize) -> usize {
+    let n_suffix = suffix.len().min(room.saturating_sub(prefix.len()).max(room / 4));
+    let n_prefix = prefix.len().min(room - n_suffix);
+    suffix.truncate(n_suffix);
+    prefix.drain(..prefix.len() - n_prefix);
+    room - n_prefix - n_suffix
 }
 
 #[cfg(test)]
@@ -58,10 +58,10 @@ mod tests {
 
     #[test]
     fn the_tokens_next_to_the_gap_remain() {
-        let fit = |n_before: u32, n_after: u32, room| {
-            let (mut before, mut after): (Vec<u32>, Vec<u32>) = ((0..n_before).collect(), (0..n_after).collect());
-            let left = fit(&mut before, &mut after, room);
-            (before, after, left)
+        let fit = |n_prefix: u32, n_suffix: u32, room| {
+            let (mut prefix, mut suffix): (Vec<u32>, Vec<u32>) = ((0..n_prefix).collect(), (0..n_suffix).collect());
+            let left = fit(&mut prefix, &mut suffix, room);
+            (prefix, suffix, left)
         };
         assert_eq!(fit(3, 2, 8), (vec![0, 1, 2], vec![0, 1], 3));
         assert_eq!(fit(9, 9, 8), (vec![3, 4, 5, 6, 7, 8], vec![0, 1], 0));

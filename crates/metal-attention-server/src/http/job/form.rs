@@ -48,8 +48,8 @@ pub fn read(object: &Object<'_>) -> Result<Option<RequestedForm>, ApiError> {
     let fields: FormFields = object.parse()?;
     // Their values are JSON already, so this cannot fail.
     let Ok(Value::Object(fields)) = serde_json::to_value(fields) else { return Ok(None) };
-    let asked = Form::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
-    Ok(asked.map(|(field, form)| (place(field, &fields["response_format"]), form)))
+    let required = Form::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
+    Ok(required.map(|(field, form)| (place(field, &fields["response_format"]), form)))
 }
 
 /// The path of the schema within the field `field` that requires the form.
@@ -72,10 +72,10 @@ pub fn is_whole(field: &str) -> bool {
 /// Compiles the grammar for an answer to a prompt without a chat template; `None`: any text.
 pub fn raw_grammar(
     model: &LoadedModel,
-    asked: Option<&RequestedForm>,
+    required: Option<&RequestedForm>,
     notes: &mut Notes,
 ) -> Result<Option<Grammar>, ApiError> {
-    let Some((field, form)) = asked else { return Ok(None) };
+    let Some((field, form)) = required else { return Ok(None) };
     let mut left_out = Vec::new();
     let grammar = model.grammars.raw(form, &mut left_out);
     followed(field, grammar, left_out, notes).map(Some)

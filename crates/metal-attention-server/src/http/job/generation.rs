@@ -48,7 +48,8 @@ pub struct GenerationSettings {
     pub n: u32,
     /// Report the log probability of each token and of this many most likely alternatives; `None`: none.
     pub logprobs: Option<usize>,
-    /// The same for the tokens of the prompt after the first.
+    /// Report the log probability of each prompt token after the first and of this many most likely alternatives; `None`:
+    /// none.
     pub prompt_logprobs: Option<usize>,
     /// Whether the response is streamed.
     pub stream: bool,

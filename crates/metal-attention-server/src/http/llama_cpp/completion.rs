@@ -26,14 +26,14 @@ struct CompletionFields {
 /// A request to continue prompts.
 pub struct LlamaCppCompletionRequest {
     prompts: Prompts,
-    text: SharedRequest,
+    shared: SharedRequest,
 }
 
 impl FromJson for LlamaCppCompletionRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let text = SharedRequest::read(object)?;
-        let own: CompletionFields = object.parse()?;
-        Ok(Self { prompts: own.prompt, text })
+        let shared = SharedRequest::read(object)?;
+        let fields: CompletionFields = object.parse()?;
+        Ok(Self { prompts: fields.prompt, shared })
     }
 }
 
@@ -48,13 +48,13 @@ pub async fn completion(
     client: Client,
     request: Json<LlamaCppCompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.lease(request.text.model.as_deref()).await?;
-    let is_stream = request.text.generation.stream;
+    let model = app.lease(request.shared.model.as_deref()).await?;
+    let is_stream = request.shared.generation.stream;
     let lease = model.clone();
     let submit = move |app: &App, request: &LlamaCppCompletionRequest| {
         let prompts = request.prompts.encode(&lease)?;
         let prompts = prompts.into_iter().map(|ids| CutPrompt { ids, truncated: false });
-        request.text.submit(app, &lease, client, prompts.collect())
+        request.shared.submit(app, &lease, client, prompts.collect())
     };
     let submitted = prepare(&app, request, submit).await?;
     answer(app, model, submitted, is_stream).await

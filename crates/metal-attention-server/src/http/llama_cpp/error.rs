@@ -20,7 +20,7 @@ pub struct ErrorBody {
 struct ErrorDetail {
     /// The HTTP status.
     code: u16,
-    /// What was attempted, what went wrong, and a remedy.
+    /// A message with the attempt, the failure and a remedy.
     message: String,
     /// The kind of error, such as `invalid_request_error`.
     #[serde(rename = "type")]

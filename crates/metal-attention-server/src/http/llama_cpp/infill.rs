@@ -41,17 +41,17 @@ struct Extra {
 
 /// A request for the text between two texts.
 pub struct InfillRequest {
-    own: InfillFields,
-    text: SharedRequest,
+    fields: InfillFields,
+    shared: SharedRequest,
 }
 
 impl FromJson for InfillRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
-        let text = SharedRequest::read(object)?;
-        if text.generation.n > 1 {
+        let shared = SharedRequest::read(object)?;
+        if shared.generation.n > 1 {
             return Err(ApiError::field("n", "n is more than 1, but /infill gives one text: use /completion"));
         }
-        Ok(Self { own: object.parse()?, text })
+        Ok(Self { fields: object.parse()?, shared })
     }
 }
 
@@ -66,12 +66,12 @@ pub async fn infill(
     client: Client,
     request: Json<InfillRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.lease(request.text.model.as_deref()).await?;
-    let is_stream = request.text.generation.stream;
+    let model = app.lease(request.shared.model.as_deref()).await?;
+    let is_stream = request.shared.generation.stream;
     let lease = model.clone();
     let submit = move |app: &App, request: &InfillRequest| {
-        let (ids, truncated) = request.own.prompt(&lease, &request.text.generation)?;
-        request.text.submit(app, &lease, client, vec![CutPrompt { ids: ids.into(), truncated }])
+        let (ids, truncated) = request.fields.prompt(&lease, &request.shared.generation)?;
+        request.shared.submit(app, &lease, client, vec![CutPrompt { ids: ids.into(), truncated }])
     };
     let submitted = prepare(&app, request, submit).await?;
     answer(app, model, submitted, is_stream).await
@@ -84,9 +84,9 @@ impl InfillFields {
         /// BOS and the three special tokens.
         const MARKS: usize = 4;
         let tokens = fill_in::tokens(model)?;
-        let mut before = fill_in::encode(model, &self.input_prefix, "input_prefix")?;
-        before.extend(fill_in::encode(model, self.prompt.as_deref().unwrap_or_default(), "prompt")?);
-        let mut after = fill_in::encode(model, &self.input_suffix, "input_suffix")?;
+        let mut prefix = fill_in::encode(model, &self.input_prefix, "input_prefix")?;
+        prefix.extend(fill_in::encode(model, self.prompt.as_deref().unwrap_or_default(), "prompt")?);
+        let mut suffix = fill_in::encode(model, &self.input_suffix, "input_suffix")?;
         let mut context = Vec::new();
         for Extra { filename, text } in self.input_extra.iter().flatten() {
             match tokens.file {
@@ -103,11 +103,11 @@ impl InfillFields {
             context.push(file);
             context.extend(fill_in::encode(model, "filename\n", "input_extra")?);
         }
-        let all = before.len() + after.len() + context.len();
+        let all = prefix.len() + suffix.len() + context.len();
         let room = generation.prompt_room(model).saturating_sub(MARKS);
-        let left = fill_in::fit(&mut before, &mut after, room);
+        let left = fill_in::fit(&mut prefix, &mut suffix, room);
         context.drain(..context.len().saturating_sub(left));
-        let truncated = before.len() + after.len() + context.len() < all;
-        Ok((fill_in::prompt(model, tokens, &context, &before, &after), truncated))
+        let truncated = prefix.len() + suffix.len() + context.len() < all;
+        Ok((fill_in::prompt(model, tokens, &context, &prefix, &suffix), truncated))
     }
 }

@@ -82,17 +82,17 @@ impl SharedRequest {
         let mut notes = unsupported::check(object)?;
         let shared: GenerationFields = object.parse()?;
         let sampling = SamplingFields::read(object, &mut notes)?;
-        let own: TextFields = object.parse()?;
+        let fields: TextFields = object.parse()?;
         let mut generation = shared.generation(sampling, None)?;
-        if own.post_sampling_probs == Some(true) && generation.logprobs.is_some() {
+        if fields.post_sampling_probs == Some(true) && generation.logprobs.is_some() {
             let message = "post_sampling_probs is not supported: leave it out for the model's own probabilities";
             return Err(ApiError::field("post_sampling_probs", message).with_code("unsupported_parameter"));
         }
-        let time = own.t_max_predict_ms.and_then(|ms| u64::try_from(ms).ok()).filter(|&ms| ms > 0);
+        let time = fields.t_max_predict_ms.and_then(|ms| u64::try_from(ms).ok()).filter(|&ms| ms > 0);
         generation.line_end_after = time.map(Duration::from_millis);
         let options = AnswerOptions {
-            return_tokens: own.return_tokens.unwrap_or(false),
-            fields: own.response_fields.unwrap_or_default(),
+            return_tokens: fields.return_tokens.unwrap_or(false),
+            fields: fields.response_fields.unwrap_or_default(),
         };
         Ok(Self { model: shared.model, generation, form: form::read(object)?, options, notes })
     }

@@ -24,9 +24,9 @@ use crate::http::{ApiError, App};
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 #[schema(as = LlamaCppCompletion)]
 pub struct CompletionObject {
-    /// Its number: `n` for each prompt, in order.
+    /// Its index: `n` for each prompt, in order.
     index: usize,
-    /// The text, or what is new of it.
+    /// The text, or the new part of it.
     content: String,
     /// The ids of its tokens, if requested, and in streams.
     tokens: Vec<u32>,
@@ -53,7 +53,7 @@ pub struct CompletionObject {
 struct CompletionEnd {
     /// The model that answered.
     model: String,
-    /// How the text was generated.
+    /// The settings of generation.
     generation_settings: Map<String, Value>,
     /// The text of the prompt, special tokens included.
     prompt: String,
@@ -75,15 +75,15 @@ struct CompletionEnd {
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTimings)]
 struct Timings {
-    /// Tokens of the prompt that were in the KV cache already.
+    /// Tokens of the prompt that were found in the prefix cache.
     cache_n: usize,
     /// Tokens of the prompt that were evaluated.
     prompt_n: usize,
     /// Milliseconds from the start of the prompt to the first token.
     prompt_ms: f64,
-    /// The same for each token.
+    /// Milliseconds of each evaluated token.
     prompt_per_token_ms: f64,
-    /// Tokens of the prompt in a second.
+    /// Evaluated tokens in a second.
     prompt_per_second: f64,
     /// Generated tokens.
     predicted_n: usize,
@@ -111,9 +111,9 @@ struct TokenProbability {
 struct Probability {
     /// The token's id.
     id: u32,
-    /// What it writes.
+    /// The token's text.
     token: String,
-    /// What it writes as bytes: it may be a part of a character.
+    /// The token's bytes, which may be a part of a character.
     bytes: Vec<u8>,
     /// Natural logarithm of its probability.
     logprob: f32,

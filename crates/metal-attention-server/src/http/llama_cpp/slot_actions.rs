@@ -169,11 +169,11 @@ async fn save(
     let start = Instant::now();
     let (path, lease, owned) = (folder.join(filename), model.clone(), app.clone());
     let save = async move {
-        let text = lease.scheduler.save_slot(id_slot).await?;
+        let sequence = lease.scheduler.save_slot(id_slot).await?;
         let write = move |_: &App| {
             check_file(&path)?;
-            let n_written = SessionFile::write_copy(&path, lease.model(), &text)?;
-            Ok((text.ids().len(), n_written))
+            let n_written = SessionFile::write_copy(&path, lease.model(), &sequence)?;
+            Ok((sequence.ids().len(), n_written))
         };
         run_blocking(&owned, write).await
     };
@@ -200,9 +200,9 @@ async fn restore(
             let n_read = file.bytes();
             Ok((file.read(model.model(), model.scheduler.cache_capacity())?, n_read))
         };
-        let (text, n_read) = run_blocking(&owned, read).await?;
-        let n_restored = text.ids().len();
-        lease.scheduler.restore_slot(id_slot, client, text).await?;
+        let (sequence, n_read) = run_blocking(&owned, read).await?;
+        let n_restored = sequence.ids().len();
+        lease.scheduler.restore_slot(id_slot, client, sequence).await?;
         Ok((n_restored, n_read))
     };
     let (n_restored, n_read) = one_at_a_time(app, restore).await?;
@@ -216,10 +216,10 @@ async fn one_at_a_time<T: Send + 'static>(
     app: &App,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let turn = Arc::clone(&app.slot_copy).lock_owned().await;
+    let guard = Arc::clone(&app.slot_copy).lock_owned().await;
     let work = async move {
         let done = work.await;
-        drop(turn);
+        drop(guard);
         done
     };
     task_outcome(tokio::spawn(work).await)

@@ -44,22 +44,23 @@ struct SequenceProgress {
 }
 
 impl Slot {
-    fn new(id: usize, n_ctx: usize, text: Option<&RunningText>) -> Self {
-        let remaining =
-            |text: &RunningText| Some(text.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(text.n_generated));
-        let n_remain = text.and_then(remaining).map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
-        let count = |n: fn(&RunningText) -> usize| text.map_or(0, n);
+    fn new(id: usize, n_ctx: usize, sequence: Option<&RunningText>) -> Self {
+        let remaining = |sequence: &RunningText| {
+            Some(sequence.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(sequence.n_generated))
+        };
+        let n_remain = sequence.and_then(remaining).map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
+        let count = |n: fn(&RunningText) -> usize| sequence.map_or(0, n);
         Self {
             id,
             n_ctx,
-            is_processing: text.is_some(),
+            is_processing: sequence.is_some(),
             speculative: false,
-            n_prompt_tokens: count(|text| text.n_prompt),
-            n_prompt_tokens_processed: count(|text| text.n_evaluated.min(text.n_prompt)),
-            n_prompt_tokens_cache: count(|text| text.n_cached),
+            n_prompt_tokens: count(|sequence| sequence.n_prompt),
+            n_prompt_tokens_processed: count(|sequence| sequence.n_evaluated.min(sequence.n_prompt)),
+            n_prompt_tokens_cache: count(|sequence| sequence.n_cached),
             next_token: [SequenceProgress {
-                has_next_token: text.is_some(),
-                n_decoded: count(|text| text.n_generated),
+                has_next_token: sequence.is_some(),
+                n_decoded: count(|sequence| sequence.n_generated),
                 n_remain,
             }],
         }
@@ -77,12 +78,12 @@ impl Slot {
             body = ErrorBody)))]
 pub async fn slots(State(app): State<App>, query: ModelQuery) -> Result<axum::Json<Vec<Slot>>, ApiError> {
     let model = app.lease(query.model.as_deref()).await?;
-    let texts = model.scheduler.slots();
-    if texts.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
+    let sequences = model.scheduler.slots();
+    if sequences.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
         return Err(ApiError::unavailable("no_slot", "no slot is free: try again later"));
     }
-    let slot = |(id, text): (usize, &Option<RunningText>)| Slot::new(id, model.n_ctx, text.as_ref());
-    Ok(axum::Json(texts.iter().enumerate().map(slot).collect()))
+    let slot = |(id, sequence): (usize, &Option<RunningText>)| Slot::new(id, model.n_ctx, sequence.as_ref());
+    Ok(axum::Json(sequences.iter().enumerate().map(slot).collect()))
 }
 
 #[cfg(test)]
@@ -91,8 +92,8 @@ mod tests {
 
     #[test]
     fn slots_show_the_counts_of_their_sequences() {
-        let text = RunningText { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
-        let busy = serde_json::to_value(Slot::new(1, 512, Some(&text))).unwrap();
+        let sequence = RunningText { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
+        let busy = serde_json::to_value(Slot::new(1, 512, Some(&sequence))).unwrap();
         let next = serde_json::json!({"has_next_token": true, "n_decoded": 3, "n_remain": 5});
         assert_eq!((&busy["id"], &busy["is_processing"], &busy["next_token"][0]), (&1.into(), &true.into(), &next));
         assert_eq!((&busy["n_prompt_tokens_processed"], &busy["n_prompt_tokens_cache"]), (&7.into(), &3.into()));

@@ -62,12 +62,12 @@ impl ModelCard {
         for tensor in gguf.tensors() {
             *bytes_of_types.entry(tensor.ty().name()).or_default() += tensor.n_elements() as u64;
         }
-        let most = bytes_of_types.into_iter().max_by_key(|(_, n)| *n);
+        let main_type = bytes_of_types.into_iter().max_by_key(|(_, n)| *n);
         Self {
             modified,
             size: gguf.file_size(),
             n_params: gguf.tensors().iter().map(|tensor| tensor.n_elements() as u64).sum(),
-            quantization: most.map_or_else(|| "unknown".to_owned(), |(name, _)| name.to_owned()),
+            quantization: main_type.map_or_else(|| "unknown".to_owned(), |(name, _)| name.to_owned()),
             metadata: scalars(gguf),
             template: text("tokenizer.chat_template").map(str::to_owned),
             capabilities: Capabilities::of(gguf, &architecture),

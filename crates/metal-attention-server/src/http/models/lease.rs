@@ -24,7 +24,7 @@ pub struct ModelLease {
     /// Keeps the model loaded.
     held: Arc<HeldModel>,
     /// The name in the request; empty if it names none.
-    asked: Arc<str>,
+    requested_name: Arc<str>,
 }
 
 impl Deref for ModelLease {
@@ -36,11 +36,16 @@ impl Deref for ModelLease {
 }
 
 impl ModelLease {
-    pub(super) fn new(models: Arc<Models>, entry: Arc<ServedModel>, held: HeldModel, asked: Option<&str>) -> Self {
+    pub(super) fn new(
+        models: Arc<Models>,
+        entry: Arc<ServedModel>,
+        held: HeldModel,
+        requested_name: Option<&str>,
+    ) -> Self {
         if let (Some(waited), Some(line)) = (held.waited, RequestLine::current()) {
             line.waited_for_model(waited);
         }
-        Self { models, entry, held: Arc::new(held), asked: asked.unwrap_or_default().into() }
+        Self { models, entry, held: Arc::new(held), requested_name: requested_name.unwrap_or_default().into() }
     }
 
     /// The model's main name.
@@ -51,13 +56,13 @@ impl ModelLease {
     /// The name in the response: the request's, else the main name. Notes the main name where the request's name is
     /// none of the model's.
     pub fn answer_name(&self, notes: &mut Notes) -> String {
-        if self.asked.is_empty() {
+        if self.requested_name.is_empty() {
             return self.main_name().to_owned();
         }
-        if !self.entry.has_name(&self.asked) {
+        if !self.entry.has_name(&self.requested_name) {
             notes.answered_by(self.main_name());
         }
-        self.asked.as_ref().to_owned()
+        self.requested_name.as_ref().to_owned()
     }
 
     /// The model's defaults for requests.

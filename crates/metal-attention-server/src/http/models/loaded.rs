@@ -100,8 +100,8 @@ impl LoadedModel {
     /// the field's name, for errors.
     pub fn check_length(&self, text: &str, param: &str) -> Result<(), ApiError> {
         let n = text.len();
-        let most = self.n_ctx.saturating_mul(self.longest_token).max(MAX_UNCLEAR_BYTES);
-        if n <= most {
+        let max = self.n_ctx.saturating_mul(self.longest_token).max(MAX_UNCLEAR_BYTES);
+        if n <= max {
             return Ok(());
         }
         let message = format!(

@@ -234,14 +234,14 @@ impl Models {
         }
     }
 
-    /// Leases the model for a request that names it `asked`, and waits until it is loaded. `None`: it was removed.
+    /// Leases the model for a request that names it `requested_name`, and waits until it is loaded. `None`: it was removed.
     pub async fn lease(
         self: &Arc<Self>,
         entry: &Arc<ServedModel>,
-        asked: Option<&str>,
+        requested_name: Option<&str>,
     ) -> Result<Option<ModelLease>, ApiError> {
         let held = self.residency.hold(&entry.unit).await?;
-        Ok(held.map(|held| ModelLease::new(Arc::clone(self), Arc::clone(entry), held, asked)))
+        Ok(held.map(|held| ModelLease::new(Arc::clone(self), Arc::clone(entry), held, requested_name)))
     }
 
     /// Sets how long the model stays loaded after each request. Zero unloads an unused model now.

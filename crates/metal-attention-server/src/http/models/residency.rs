@@ -356,15 +356,15 @@ impl Residency {
         placement
     }
 
+    /// Starts to load the model.
     fn begin_load(self: &Arc<Self>, entry: &mut ResidencyEntry) {
         entry.phase = ResidencyPhase::Loading;
-        /// Starts to load the model.
         self.runtime.spawn(Arc::clone(self).load(Arc::clone(&entry.unit)));
     }
 
+    /// Loads the model, and sends it, or the error, to the requests that wait for it.
     async fn load(self: Arc<Self>, unit: Arc<LoadUnit>) {
         let begun = Instant::now();
-        /// Loads the model, and sends it, or the error, to the requests that wait for it.
         match self.try_load(&unit).await {
             Ok(loaded) => {
                 tracing::info!("loaded {} in {:.2} s", unit.name, begun.elapsed().as_secs_f64());

@@ -88,8 +88,8 @@ pub struct OllamaChatRequest {
 impl FromJson for OllamaChatRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut fields = OllamaFields::read(object)?;
-        let own: OllamaChatFields = object.parse()?;
-        let sent = own.messages.unwrap_or_default();
+        let chat_fields: OllamaChatFields = object.parse()?;
+        let sent = chat_fields.messages.unwrap_or_default();
         if sent.len() > MAX_MESSAGES {
             let message = format!("messages has {} messages; at most {MAX_MESSAGES} are allowed", sent.len());
             return Err(ApiError::field("messages", message));
@@ -97,7 +97,7 @@ impl FromJson for OllamaChatRequest {
         let messages: Vec<Message> =
             sent.into_iter().enumerate().map(|(i, sent)| sent.message(i)).collect::<Result<_, _>>()?;
         let job = ChatJob {
-            calls: AllowedCalls::new(own.tools.unwrap_or_default(), None, true)?,
+            calls: AllowedCalls::new(chat_fields.tools.unwrap_or_default(), None, true)?,
             form: fields.form(),
             thinking: fields.thinking(),
             end: PromptEnd::after(&messages),

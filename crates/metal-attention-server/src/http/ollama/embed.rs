@@ -217,7 +217,7 @@ async fn vectors<R: Send + 'static>(
         // The lease keeps the model loaded until all vectors are computed.
         Ok((model, pending, dimensions, n_tokens, notes))
     });
-    let all = async {
+    let computed = async {
         let (_model, pending, dimensions, n_tokens, notes) = prepared.await?;
         let mut vectors = Vec::with_capacity(pending.len());
         for vector in pending {
@@ -225,11 +225,11 @@ async fn vectors<R: Send + 'static>(
         }
         Ok(Embedded { vectors, load, n_tokens, notes })
     };
-    let all = within_timeout(app, all).await?;
+    let computed = within_timeout(app, computed).await?;
     if let Some(line) = RequestLine::current() {
-        line.prompt_tokens(all.n_tokens);
+        line.prompt_tokens(computed.n_tokens);
     }
-    Ok(all)
+    Ok(computed)
 }
 
 impl EmbedJob {

@@ -9,7 +9,7 @@ use crate::http::ApiError;
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = OllamaErrorBody)]
 pub struct ErrorBody {
-    /// What was attempted, what went wrong, and a remedy.
+    /// A message with the attempt, the failure and a remedy.
     error: String,
 }
 

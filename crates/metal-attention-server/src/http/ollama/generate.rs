@@ -74,12 +74,13 @@ pub struct OllamaGenerateRequest {
 impl FromJson for OllamaGenerateRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let mut fields = OllamaFields::read(object)?;
-        let own: OllamaGenerateFields = object.parse()?;
+        let generate_fields: OllamaGenerateFields = object.parse()?;
         let mut notes = fields.notes.clone();
         let generation = fields.generation()?;
         let text = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let (prompt, suffix, system) = (text(own.prompt), text(own.suffix), text(own.system));
-        let earlier_ids = own.context.unwrap_or_default();
+        let (prompt, suffix, system) =
+            (text(generate_fields.prompt), text(generate_fields.suffix), text(generate_fields.system));
+        let earlier_ids = generate_fields.context.unwrap_or_default();
         let prompt = match (prompt, suffix) {
             (None, None) => GeneratePrompt::Nothing,
             (prompt, Some(suffix)) => {
@@ -91,11 +92,11 @@ impl FromJson for OllamaGenerateRequest {
                 }
                 GeneratePrompt::Gap(prompt.unwrap_or_default(), suffix)
             }
-            (Some(_), None) if own.raw == Some(true) && (system.is_some() || !earlier_ids.is_empty()) => {
+            (Some(_), None) if generate_fields.raw == Some(true) && (system.is_some() || !earlier_ids.is_empty()) => {
                 let message = "raw mode does not support system or context: put what they say into the prompt";
                 return Err(ApiError::field("raw", message));
             }
-            (Some(prompt), None) if own.raw == Some(true) => GeneratePrompt::Raw(prompt),
+            (Some(prompt), None) if generate_fields.raw == Some(true) => GeneratePrompt::Raw(prompt),
             (Some(prompt), None) => {
                 let messages = system.map(Message::system).into_iter().chain([Message::user(prompt)]).collect();
                 let job = ChatJob {
@@ -216,11 +217,11 @@ impl OllamaGenerateRequest {
                 let options = EncodeOptions { add_special: true, parse_special: true };
                 self.submit_text(model.tokenizer.encode(prompt, options), app, model, client)?
             }
-            GeneratePrompt::Gap(earlier_ids, after) => {
+            GeneratePrompt::Gap(prefix, suffix) => {
                 let tokens = fill_in::tokens(model)?;
-                let earlier_ids = fill_in::encode(model, earlier_ids, "prompt")?;
-                let after = fill_in::encode(model, after, "suffix")?;
-                self.submit_text(fill_in::prompt(model, tokens, &[], &earlier_ids, &after), app, model, client)?
+                let prefix = fill_in::encode(model, prefix, "prompt")?;
+                let suffix = fill_in::encode(model, suffix, "suffix")?;
+                self.submit_text(fill_in::prompt(model, tokens, &[], &prefix, &suffix), app, model, client)?
             }
         };
         self.fields.options.note_context(model, &mut submitted.notes);

@@ -224,8 +224,8 @@ pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiErro
         let process = |(entry, card): (Arc<ServedModel>, Arc<ModelCard>)| {
             let loaded = app.models.loaded(&entry)?;
             let status = app.models.status(&entry);
-            let bytes = |of: fn(&str) -> bool| -> u64 {
-                status.memory.iter().filter(|need| of(&need.device)).map(|need| need.bytes).sum()
+            let bytes = |counts: fn(&str) -> bool| -> u64 {
+                status.memory.iter().filter(|need| counts(&need.device)).map(|need| need.bytes).sum()
             };
             let set_aside = bytes(|_| true);
             Some(Process {
@@ -348,9 +348,9 @@ impl Show {
 /// The defaults of a model's requests, under ollama's names.
 fn parameters(defaults: &ModelDefaults) -> Vec<(&'static str, String)> {
     let numbers = defaults.sampling.numbers().map(|(name, value)| (name, value.to_string()));
-    let most = defaults.max_tokens.map(|n| ("num_predict", n.to_string()));
+    let max_tokens = defaults.max_tokens.map(|n| ("num_predict", n.to_string()));
     let stop = defaults.stop.iter().map(|stop| ("stop", format!("{stop:?}")));
-    numbers.chain(most).chain(stop).collect()
+    numbers.chain(max_tokens).chain(stop).collect()
 }
 
 /// ollama's names of a model's capabilities.

@@ -48,7 +48,7 @@ pub struct CompletionFields {
 /// A request to continue prompts.
 pub struct CompletionRequest {
     model: Option<String>,
-    own: CompletionFields,
+    fields: CompletionFields,
     form: Option<RequestedForm>,
     generation: GenerationSettings,
     include_usage: bool,
@@ -60,14 +60,14 @@ impl FromJson for CompletionRequest {
     fn from_json(object: &Object<'_>) -> Result<Self, ApiError> {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Completions, object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
-        let own: CompletionFields = object.parse()?;
+        let fields: CompletionFields = object.parse()?;
         let mut generation = shared.generation(sampling, Some(DEFAULT_MAX_TOKENS))?;
-        if let Some(n) = own.logprobs {
+        if let Some(n) = fields.logprobs {
             check("logprobs", n, 0..=MAX_TOP_LOGPROBS)?;
             generation.logprobs = Some(n as usize);
         }
         let form = form::read(object)?;
-        Ok(Self { include_usage: shared.include_usage(), model: shared.model, own, form, generation, notes })
+        Ok(Self { include_usage: shared.include_usage(), model: shared.model, fields, form, generation, notes })
     }
 }
 
@@ -127,12 +127,12 @@ pub async fn completions(
     writer.model = model.answer_name(&mut notes);
     let mut sequences = RunningSequences::new(app, model, events);
     if stream_wanted {
-        let mut before = Frames::default();
+        let mut first_frames = Frames::default();
         for (index, text) in writer.echo.iter().cloned().enumerate().filter(|(_, text)| !text.is_empty()) {
             let choice = CompletionChoice { index, text, ..Default::default() };
-            before.data(&Completion { choices: vec![choice], ..writer.head() });
+            first_frames.data(&Completion { choices: vec![choice], ..writer.head() });
         }
-        return Ok(notes.attach(stream(sequences, before, CompletionChunks { writer, include_usage })));
+        return Ok(notes.attach(stream(sequences, first_frames, CompletionChunks { writer, include_usage })));
     }
     let mut choices: Vec<CompletionChoice> = writer
         .echo
@@ -165,12 +165,12 @@ impl CompletionRequest {
         model: &ModelLease,
         client: Client,
     ) -> Result<(Vec<Events>, CompletionWriter, Notes), ApiError> {
-        let Self { own, form, generation, .. } = self;
+        let Self { fields, form, generation, .. } = self;
         let mut notes = self.notes.clone();
-        let echo = own.echo.unwrap_or(false);
+        let echo = fields.echo.unwrap_or(false);
         // The echoed prompt has log probabilities, too.
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
-        let prompts = own.prompts(model)?;
+        let prompts = fields.prompts(model)?;
         model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
         let grammar = form::raw_grammar(model, form.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
@@ -212,7 +212,7 @@ impl CompletionFields {
         let after = fill_in::encode(model, suffix, "suffix")?;
         let options = EncodeOptions { add_special: false, parse_special: true };
         let prompts = self.prompt.encode_with(model, "prompt", options)?;
-        Ok(prompts.iter().map(|before| fill_in::prompt(model, tokens, &[], before, &after).into()).collect())
+        Ok(prompts.iter().map(|prefix| fill_in::prompt(model, tokens, &[], prefix, &after).into()).collect())
     }
 }
 

@@ -125,13 +125,13 @@ pub async fn embeddings(
             let message = format!("dimensions is {dimensions}, but this model's embeddings have from 1 to {n_embd}");
             return Err(ApiError::field("dimensions", message));
         }
-        let texts = request.input.encode(&model, "input")?;
-        model.scheduler.check_texts(texts.len())?;
-        let n_tokens = texts.iter().map(|ids| ids.len()).sum();
-        let pending = texts.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
+        let inputs = request.input.encode(&model, "input")?;
+        model.scheduler.check_texts(inputs.len())?;
+        let n_tokens = inputs.iter().map(|ids| ids.len()).sum();
+        let pending = inputs.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
         Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens, dimensions))
     });
-    let all = async {
+    let computed = async {
         let (pending, n_tokens, dimensions) = prepared.await?;
         let mut data = Vec::with_capacity(pending.len());
         for (index, vector) in pending.into_iter().enumerate() {
@@ -147,7 +147,7 @@ pub async fn embeddings(
         }
         Ok((data, n_tokens))
     };
-    let (data, n_tokens) = within_timeout(&app, all).await?;
+    let (data, n_tokens) = within_timeout(&app, computed).await?;
     let usage = EmbeddingsUsage::new(n_tokens);
     if let Some(line) = RequestLine::current() {
         line.prompt_tokens(n_tokens);

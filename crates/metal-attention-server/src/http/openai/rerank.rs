@@ -103,7 +103,7 @@ pub async fn rerank(
     let name = model.answer_name(&mut notes);
     let lease = model.clone();
     let prepared = prepare(&app, request, move |_, request| request.submit(&lease, client));
-    let all = async {
+    let computed = async {
         let mut pending = prepared.await?;
         let mut scores = Vec::with_capacity(pending.outputs.len());
         for outputs in std::mem::take(&mut pending.outputs) {
@@ -111,7 +111,7 @@ pub async fn rerank(
         }
         Ok((pending, scores))
     };
-    let (pending, scores) = within_timeout(&app, all).await?;
+    let (pending, scores) = within_timeout(&app, computed).await?;
     let best = best_first(&scores).into_iter().take(pending.top_n);
     let document = |i: usize| pending.documents.as_ref().map(|inputs| TextDocument { text: inputs[i].clone() });
     let result = |index| RankedDocument { index, relevance_score: scores[index], document: document(index) };

@@ -16,7 +16,7 @@ pub struct ThinkingFields {
     /// The effort of thoughts; `none`: the model does not think.
     #[schema(schema_with = effort)]
     reasoning_effort: Option<Effort>,
-    /// The same fields as an object.
+    /// These settings as an object.
     reasoning: Option<Reasoning>,
     /// Whether the model thinks.
     enable_thinking: Option<bool>,
@@ -190,8 +190,8 @@ mod tests {
     fn wish(name: &str, fields: &Value) -> (Value, Option<usize>, Notes) {
         let mut notes = Notes::default();
         let variables = fields["chat_template_kwargs"].as_object().cloned().unwrap_or_default();
-        let own: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
-        let wish = own.request(variables).unwrap().settings(&template(name), &mut notes);
+        let request: ThinkingFields = serde_json::from_value(fields.clone()).unwrap();
+        let wish = request.request(variables).unwrap().settings(&template(name), &mut notes);
         (wish.variables.into(), wish.budget, notes)
     }
 
@@ -232,16 +232,16 @@ mod tests {
     #[test]
     fn efforts_reach_templates_that_know_them() {
         let effort = |name: &str, effort: &str| wish(name, &json!({"reasoning_effort": effort}));
-        for (asked, told) in
+        for (requested, expected) in
             [("minimal", "low"), ("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")]
         {
-            assert_eq!(effort("gpt-oss", asked), (json!({"reasoning_effort": told}), None, ignored(&[])));
+            assert_eq!(effort("gpt-oss", requested), (json!({"reasoning_effort": expected}), None, ignored(&[])));
         }
         assert_eq!(effort("qwen3", "high"), (json!({}), None, ignored(&["reasoning_effort"])));
         let nested = wish("qwen3", &json!({"reasoning": {"effort": "low", "summary": "auto"}}));
         assert_eq!(nested, (json!({}), None, ignored(&["reasoning"])));
-        let own = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
-        assert_eq!(wish("gpt-oss", &own).0, json!({"reasoning_effort": "high"}));
+        let request = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
+        assert_eq!(wish("gpt-oss", &request).0, json!({"reasoning_effort": "high"}));
         for wrong in
             [json!({"reasoning_effort": "huge"}), json!({"reasoning_effort": 1}), json!({"reasoning": {"effort": "x"}})]
         {

@@ -40,12 +40,12 @@ pub async fn create(
     let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut parsers = chat.parsers;
     if stream_wanted {
-        let mut before = Frames::default();
-        writer.begin(&mut before);
-        return Ok(chat.notes.attach(stream(sequences, before, ResponseChunks::new(parsers, writer))));
+        let mut first_frames = Frames::default();
+        writer.begin(&mut first_frames);
+        return Ok(chat.notes.attach(stream(sequences, first_frames, ResponseChunks::new(parsers, writer))));
     }
     while let Some((i, event)) = sequences.next().await {
-        // The same writer as for a stream, whose events are discarded.
+        // A stream's writer, whose events are discarded.
         writer.add(parsers.parse(i, event)?, &mut Frames::discarding());
     }
     Ok(chat.notes.attach(axum::Json(writer.into_response()).into_response()))

@@ -114,7 +114,7 @@ impl SentItem {
 
     /// Returns the item's JSON for the store: a message in its full form, and each item with an id, which is `id` if it
     /// was sent without one.
-    pub fn kept(&self, id: &str) -> Box<RawValue> {
+    pub fn stored_json(&self, id: &str) -> Box<RawValue> {
         let id = self.id.as_deref().unwrap_or(id);
         let (kind, part) = match &self.item {
             Item::Message { role: Role::Assistant, text } => {
@@ -310,7 +310,7 @@ struct InputPart {
     kind: Option<String>,
     text: Option<String>,
     refusal: Option<String>,
-    /// Of any type in parts that are no images.
+    /// Ignored, and of any type in parts that are no images.
     #[serde(rename = "image_url")]
     _image: Option<IgnoredAny>,
 }
@@ -428,7 +428,7 @@ mod tests {
     fn items_are_stored_with_ids() {
         let kept = |item: Value| {
             let sent = SentItem::read(&to_raw_value(&item).unwrap(), "input").unwrap();
-            serde_json::from_str::<Value>(sent.kept("x_1").get()).unwrap()
+            serde_json::from_str::<Value>(sent.stored_json("x_1").get()).unwrap()
         };
         let part = json!({"type": "input_text", "text": "ab"});
         let message = json!({"id": "x_1", "type": "message", "role": "user", "status": "completed", "content": [part]});

@@ -259,8 +259,8 @@ impl ResponseRequest {
                 );
                 ApiError::field("previous_response_id", message).with_code("previous_response_not_found")
             })?;
-            let kept = body.read::<StoredOutput<'_>>()?;
-            for json in kept.input.into_iter().chain(kept.response.output) {
+            let parsed = body.read::<StoredOutput<'_>>()?;
+            for json in parsed.input.into_iter().chain(parsed.response.output) {
                 let sent = SentItem::read(json, "previous_response_id")?;
                 conversation.add(&sent.item);
                 items.push(sent.json);
@@ -269,17 +269,17 @@ impl ResponseRequest {
             return Err(ApiError::field("input", "input is missing: give a text or at least one item"));
         }
         for (i, sent) in self.input.iter().enumerate() {
-            if let Item::Reference(of) = &sent.item {
-                let json = referred(stored, of)?.ok_or_else(|| {
+            if let Item::Reference(item_id) = &sent.item {
+                let json = referred(stored, item_id)?.ok_or_else(|| {
                     let place = format!("input[{i}]");
-                    let message = format!("{place}: there is no item {of:?} here: send the item itself");
+                    let message = format!("{place}: there is no item {item_id:?} here: send the item itself");
                     ApiError::field(place, message).with_code("item_not_found")
                 })?;
                 conversation.add(&SentItem::read(&json, &format!("input[{i}]"))?.item);
                 items.push(json);
             } else {
                 conversation.add(&sent.item);
-                items.push(sent.kept(&store::item_id("in", id, items.len())));
+                items.push(sent.stored_json(&store::item_id("in", id, items.len())));
             }
         }
         let job = ChatJob { messages: messages(conversation)?, ..self.job.clone() };
@@ -341,9 +341,9 @@ fn referred(stored: &ClientResponses, id: &str) -> Result<Option<Box<RawValue>>,
         id: Option<String>,
     }
     let Some(body) = stored.get_by_item(id)? else { return Ok(None) };
-    let kept = body.read::<StoredOutput<'_>>()?;
+    let parsed = body.read::<StoredOutput<'_>>()?;
     let is_it = |json: &&RawValue| {
         serde_json::from_str::<OnlyId>(json.get()).is_ok_and(|named| named.id.as_deref() == Some(id))
     };
-    Ok(kept.response.output.into_iter().chain(kept.input).find(is_it).map(RawValue::to_owned))
+    Ok(parsed.response.output.into_iter().chain(parsed.input).find(is_it).map(RawValue::to_owned))
 }

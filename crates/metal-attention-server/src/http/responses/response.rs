@@ -114,7 +114,7 @@ pub enum ResponseStatus {
 pub struct ResponseError {
     /// `server_error`, `rate_limit_exceeded` or `invalid_prompt`.
     pub code: &'static str,
-    /// What went wrong.
+    /// A description of the failure.
     pub message: String,
 }
 

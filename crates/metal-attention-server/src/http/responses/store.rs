@@ -161,13 +161,13 @@ impl ResponseStore {
     /// Adds an entry, and removes the least recently used ones beyond the limits. Returns whether the new entry
     /// remains.
     fn insert(&self, id: &str, bytes: usize, body: Option<Arc<[u8]>>) -> bool {
-        let StoreLimits { responses, bytes: most } = self.0.limits;
+        let StoreLimits { responses, bytes: max_bytes } = self.0.limits;
         let mut index = self.index();
         let used = index.next_use();
         index.bytes += bytes;
         index.by_use.insert(used, id.to_owned());
         index.entries.insert(id.to_owned(), IndexEntry { bytes, used, body });
-        while index.bytes > most || index.entries.len() > responses {
+        while index.bytes > max_bytes || index.entries.len() > responses {
             let Some(oldest) = index.by_use.values().next().cloned() else { break };
             index.remove(&oldest);
             self.change(Change::Remove(oldest));
@@ -182,9 +182,9 @@ impl ResponseStore {
             let mut index = self.index();
             let used = index.next_use();
             let Some(entry) = index.entries.get_mut(id) else { return Ok(None) };
-            let before = std::mem::replace(&mut entry.used, used);
+            let last_use = std::mem::replace(&mut entry.used, used);
             let body = entry.body.clone();
-            index.by_use.remove(&before);
+            index.by_use.remove(&last_use);
             index.by_use.insert(used, id.to_owned());
             body
         };
@@ -454,9 +454,9 @@ impl ResponseRecord {
     /// Stores the response.
     pub fn keep(self, response: &ResponseObject) {
         let Self { stored: ClientResponses { store, owner }, input } = self;
-        let kept = StoredResponse { owner, response, input: input.iter().map(|item| &**item).collect() };
+        let record = StoredResponse { owner, response, input: input.iter().map(|item| &**item).collect() };
         // Types of this crate always serialise.
-        if let Ok(body) = serde_json::to_vec(&kept) {
+        if let Ok(body) = serde_json::to_vec(&record) {
             store.put(response.id.clone(), body);
         }
     }

@@ -36,7 +36,7 @@ async fn with_stored<T: Send + 'static>(
 }
 
 /// The response `id`; an error if there is none.
-fn kept(stored: &ClientResponses, id: &str) -> Result<StoredBody, ApiError> {
+fn find(stored: &ClientResponses, id: &str) -> Result<StoredBody, ApiError> {
     stored.get(id)?.ok_or_else(|| not_found(id))
 }
 
@@ -74,7 +74,7 @@ pub async fn retrieve(
         let message = "stream is not supported for a response that is kept: leave it out";
         return Err(ApiError::field("stream", message).with_code("unsupported_parameter"));
     }
-    let read = move |stored: &ClientResponses| Ok(kept(stored, &id)?.read::<&RawValue>()?.response.get().to_owned());
+    let read = move |stored: &ClientResponses| Ok(find(stored, &id)?.read::<&RawValue>()?.response.get().to_owned());
     let json = with_stored(&app, client, peer, read).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
@@ -122,7 +122,7 @@ pub async fn cancel(
     Path(id): Path<String>,
 ) -> Result<(), ApiError> {
     let refuse = move |stored: &ClientResponses| {
-        kept(stored, &id)?;
+        find(stored, &id)?;
         let message = "cancel is not supported: only responses in the background are cancelled, and this server has none; to \
                        end a response close its connection";
         Err(ApiError::invalid(message).with_code("unsupported_endpoint"))
@@ -188,7 +188,7 @@ pub async fn input_items(
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     check("limit", limit, 1..=MAX_LIMIT)?;
     let list = move |stored: &ClientResponses| {
-        let body = kept(stored, &id)?;
+        let body = find(stored, &id)?;
         let mut items = body.read::<serde::de::IgnoredAny>()?.input;
         if order != Some(Order::Asc) {
             items.reverse();

@@ -92,7 +92,7 @@ struct OfItem<'a, B> {
     item_id: &'a str,
     output_index: usize,
     #[serde(flatten)]
-    more: B,
+    fields: B,
 }
 
 /// The body of an event with a content part.
@@ -213,15 +213,15 @@ impl ResponseWriter {
             if self.options.sums_up {
                 let part = ContentPart::SummaryText { text: String::new() };
                 let added = json!({"summary_index": 0, "part": part});
-                self.send_more("response.reasoning_summary_part.added", added, out);
+                self.send_about_item("response.reasoning_summary_part.added", added, out);
             }
         }
         if let Some(OpenItem::Reasoning(all)) = &mut self.open {
             all.push_str(text);
-            self.send_more("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}), out);
+            self.send_about_item("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}), out);
             if self.options.sums_up {
                 let delta = json!({"summary_index": 0, "delta": text});
-                self.send_more("response.reasoning_summary_text.delta", delta, out);
+                self.send_about_item("response.reasoning_summary_text.delta", delta, out);
             }
         }
     }
@@ -248,11 +248,11 @@ impl ResponseWriter {
                 let of_text = std::mem::take(&mut self.logprobs);
                 logprobs.extend_from_slice(&of_text);
                 let piece = TextPiece { content_index: 0, delta: &text, logprobs: &of_text };
-                self.send_more("response.output_text.delta", piece, out);
+                self.send_about_item("response.output_text.delta", piece, out);
             }
             Some(OpenItem::Input(all)) => {
                 all.push_str(&text);
-                self.send_more("response.custom_tool_call_input.delta", json!({"delta": text}), out);
+                self.send_about_item("response.custom_tool_call_input.delta", json!({"delta": text}), out);
             }
             Some(OpenItem::Reasoning(_) | OpenItem::Function(_) | OpenItem::Custom(_)) | None => {}
         }
@@ -302,12 +302,12 @@ impl ResponseWriter {
         match &mut self.open {
             Some(OpenItem::Function(all)) => {
                 all.push_str(piece);
-                self.send_more("response.function_call_arguments.delta", json!({"delta": piece}), out);
+                self.send_about_item("response.function_call_arguments.delta", json!({"delta": piece}), out);
             }
             Some(OpenItem::Custom(input)) => {
                 let more = input.push(piece);
                 if !more.is_empty() {
-                    self.send_more("response.custom_tool_call_input.delta", json!({"delta": more}), out);
+                    self.send_about_item("response.custom_tool_call_input.delta", json!({"delta": more}), out);
                 }
             }
             Some(OpenItem::Reasoning(_) | OpenItem::Message { .. } | OpenItem::Input(_)) | None => {}
@@ -365,16 +365,16 @@ impl ResponseWriter {
         let status = if is_cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
         match open {
             OpenItem::Reasoning(text) => {
-                self.send_more("response.reasoning_text.done", json!({"content_index": 0, "text": text}), out);
+                self.send_about_item("response.reasoning_text.done", json!({"content_index": 0, "text": text}), out);
                 let part = ContentPart::ReasoningText { text: text.clone() };
                 self.send_part("response.content_part.done", &part, out);
                 let mut summed_up = Vec::new();
                 if self.options.sums_up {
                     let part = ContentPart::SummaryText { text: text.clone() };
                     let whole = json!({"summary_index": 0, "text": text});
-                    self.send_more("response.reasoning_summary_text.done", whole, out);
+                    self.send_about_item("response.reasoning_summary_text.done", whole, out);
                     let done = json!({"summary_index": 0, "part": part});
-                    self.send_more("response.reasoning_summary_part.done", done, out);
+                    self.send_about_item("response.reasoning_summary_part.done", done, out);
                     summed_up.push(part);
                 }
                 if let Some(OutputItem::Reasoning { summary, content, encrypted_content, status: of_item, .. }) =
@@ -387,7 +387,7 @@ impl ResponseWriter {
             }
             OpenItem::Message { text, logprobs } => {
                 let whole = WholeText { content_index: 0, text: &text, logprobs: &logprobs };
-                self.send_more("response.output_text.done", whole, out);
+                self.send_about_item("response.output_text.done", whole, out);
                 let part = ContentPart::OutputText { text, annotations: Vec::new(), logprobs };
                 self.send_part("response.content_part.done", &part, out);
                 if let Some(OutputItem::Message { content, status: of_item, .. }) = self.response.output.last_mut() {
@@ -400,13 +400,13 @@ impl ResponseWriter {
                 {
                     let done = json!({"name": name, "arguments": text});
                     (*arguments, *of_item) = (text, status);
-                    self.send_more("response.function_call_arguments.done", done, out);
+                    self.send_about_item("response.function_call_arguments.done", done, out);
                 }
             }
             OpenItem::Custom(input) => {
                 let (text, rest) = input.finish();
                 if !rest.is_empty() {
-                    self.send_more("response.custom_tool_call_input.delta", json!({"delta": rest}), out);
+                    self.send_about_item("response.custom_tool_call_input.delta", json!({"delta": rest}), out);
                 }
                 self.close_input(text, status, out);
             }
@@ -416,7 +416,7 @@ impl ResponseWriter {
     }
 
     fn close_input(&mut self, text: String, status: ResponseStatus, out: &mut Frames) {
-        self.send_more("response.custom_tool_call_input.done", json!({"input": text}), out);
+        self.send_about_item("response.custom_tool_call_input.done", json!({"input": text}), out);
         if let Some(OutputItem::CustomToolCall { input, status: of_item, .. }) = self.response.output.last_mut() {
             (*input, *of_item) = (text, status);
         }
@@ -434,15 +434,15 @@ impl ResponseWriter {
     }
 
     /// Writes an event about the last item.
-    fn send_more(&mut self, kind: &'static str, more: impl Serialize, out: &mut Frames) {
+    fn send_about_item(&mut self, kind: &'static str, fields: impl Serialize, out: &mut Frames) {
         if let Some((output_index, item)) = last(&self.response.output) {
-            send(&mut self.number, kind, OfItem { item_id: item.id(), output_index, more }, out);
+            send(&mut self.number, kind, OfItem { item_id: item.id(), output_index, fields }, out);
         }
     }
 
     /// Writes an event with a content part of the last item.
     fn send_part(&mut self, kind: &'static str, part: &ContentPart, out: &mut Frames) {
-        self.send_more(kind, WithPart { content_index: 0, part }, out);
+        self.send_about_item(kind, WithPart { content_index: 0, part }, out);
     }
 
     /// Ends the response with an error.

@@ -44,11 +44,11 @@ pub async fn chat_completions(
     let mut sequences = RunningSequences::new(app, model, chat.events);
     let mut parsers = chat.parsers;
     if stream_wanted {
-        let mut before = Frames::default();
-        writer.begin(parsers.len(), &mut before);
+        let mut first_frames = Frames::default();
+        writer.begin(parsers.len(), &mut first_frames);
         let chunks = ChatChunks::new(parsers, writer, include_usage);
-        return Ok(notes.attach(stream(sequences, before, chunks)));
+        return Ok(notes.attach(stream(sequences, first_frames, chunks)));
     }
-    let answers = sequences.answers(&mut parsers).await?;
+    let answers = sequences.collect(&mut parsers).await?;
     Ok(notes.attach(axum::Json(writer.completion(&answers)).into_response()))
 }

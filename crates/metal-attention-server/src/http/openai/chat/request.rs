@@ -107,21 +107,21 @@ impl FromJson for ChatRequest {
         let (shared, mut notes) = GenerationFields::read(Endpoint::Chat, object)?;
         let sampling = SamplingFields::read(object, &mut notes)?;
         let thinking: ThinkingFields = object.parse()?;
-        let own: ChatFields = object.parse()?;
+        let fields: ChatFields = object.parse()?;
         let generation = shared.generation(sampling, None)?;
-        let generation = GenerationSettings { logprobs: own.top_logprobs()?.or(generation.logprobs), ..generation };
-        let end = own.prompt_end()?;
-        let tools = own.tools.unwrap_or_default();
+        let generation = GenerationSettings { logprobs: fields.top_logprobs()?.or(generation.logprobs), ..generation };
+        let end = fields.prompt_end()?;
+        let tools = fields.tools.unwrap_or_default();
         let job = ChatJob {
-            calls: AllowedCalls::new(tools, own.tool_choice.as_ref(), own.parallel_tool_calls.unwrap_or(true))?,
+            calls: AllowedCalls::new(tools, fields.tool_choice.as_ref(), fields.parallel_tool_calls.unwrap_or(true))?,
             form: form::read(object)?,
-            thinking: thinking.request(own.chat_template_kwargs.unwrap_or_default())?,
+            thinking: thinking.request(fields.chat_template_kwargs.unwrap_or_default())?,
             end,
             generation,
             context_shift: None,
             messages_field: "messages",
             notes,
-            messages: messages(own.messages)?,
+            messages: messages(fields.messages)?,
         };
         Ok(Self { include_usage: shared.include_usage(), model: shared.model, job })
     }

@@ -99,7 +99,7 @@ struct FunctionDefinition {
     /// Its name.
     #[schema(min_length = 1)]
     name: String,
-    /// What it does.
+    /// Its description.
     description: Option<Value>,
     /// The JSON schema of its arguments.
     parameters: Option<BTreeMap<String, Value>>,
