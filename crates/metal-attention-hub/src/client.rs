@@ -1,4 +1,4 @@
-//! Requests to the hub. The token goes to the hub's own origin and nowhere else.
+//! HTTP requests to the hub. The token is only sent to the hub's own origin.
 
 use std::time::Duration;
 
@@ -12,38 +12,48 @@ use crate::checksum::Checksum;
 use crate::environment::{Environment, HubToken};
 use crate::origin::{Origin, encoded, redirected};
 
-/// A server that says nothing for this long is given up.
+/// The time without data after which a request fails.
 const SILENCE: Duration = Duration::from_secs(30);
+/// Maximum redirects of a request.
 const MAX_REDIRECTS: usize = 10;
-/// The longest list of files that is read, in bytes. Those of the largest repositories have a few MiB.
+/// Maximum bytes of a file list; those of the largest repositories have a few MiB.
 const MAX_LIST: u64 = 32 << 20;
 
-/// A connection to one hub.
+/// A client of one hub.
 pub(crate) struct HubClient {
+    /// Sends requests.
     agent: Agent,
+    /// The hub's address.
     endpoint: String,
+    /// The hub's origin, which alone receives the token.
     origin: Origin,
+    /// The access token; `None`: anonymous requests.
     token: Option<HubToken>,
 }
 
-/// What the hub says of a repository.
+/// The hub's description of a repository.
 pub(crate) struct Listing {
-    /// The newest commit, 40 hexadecimal digits.
+    /// The hash of the newest commit, 40 hexadecimal digits.
     pub commit: String,
     /// Its files.
     pub files: Vec<Listed>,
 }
 
-/// What the hub says of a file. All of it is checked before it is used.
+/// The hub's description of a file. It is verified when the file is downloaded.
 pub(crate) struct Listed {
+    /// Its name in the repository, `/` between folders.
     pub name: String,
+    /// Its size; `None`: the list lacks it.
     pub bytes: Option<u64>,
+    /// Its checksum; `None`: the list lacks it.
     pub checksum: Option<Checksum>,
 }
 
-/// An answer, and who gave it.
+/// A response, with the origin of the server that sent it.
 pub(crate) struct HubResponse {
+    /// The response.
     pub response: Response<Body>,
+    /// The origin of the server.
     pub from: Origin,
 }
 
@@ -56,7 +66,7 @@ impl HubResponse {
         header(self.response.headers(), name)
     }
 
-    /// The length that the answer's body claims to have.
+    /// The length of the body in the header.
     pub fn content_length(&self) -> Option<u64> {
         self.header(CONTENT_LENGTH.as_str())?.parse().ok()
     }
@@ -71,10 +81,10 @@ impl HubClient {
         })?;
         let config = Agent::config_builder()
             .user_agent(concat!("metal-attention/", env!("CARGO_PKG_VERSION")))
-            // Bytes as they are: parts of a compressed body could not be put together.
+            // Ranges of a compressed body could not be joined.
             .accept_encoding("identity")
             .http_status_as_error(false)
-            // Redirects are followed here, where the token is dropped on the way.
+            // Redirects are followed in `request`, which drops the token for other origins.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .timeout_connect(Some(SILENCE))
@@ -83,7 +93,7 @@ impl HubClient {
         Ok(Self { agent: config.into(), endpoint, origin, token: environment.token.clone() })
     }
 
-    /// The newest commit of a repository and its files.
+    /// Requests the newest commit of a repository and its files.
     pub fn list(&self, repo: &str) -> Result<Listing, HubError> {
         let url = format!("{}/api/models/{repo}/revision/main?blobs=true", self.endpoint);
         let mut answer = self.get(&url, None)?;
@@ -93,17 +103,17 @@ impl HubClient {
         let nonsense = |problem| HubError::Answer { host: answer.from.to_string(), problem };
         let body = answer.response.body_mut().with_config().limit(MAX_LIST);
         let info: RepoInfo = body.read_json().map_err(|e| nonsense(e.to_string()))?;
-        // The commit becomes a folder's name.
+        // The hash becomes the name of a folder.
         if !is_commit(&info.sha) {
             return Err(nonsense("the commit is no hash".into()));
         }
         Ok(Listing { commit: info.sha, files: info.siblings.into_iter().map(Listed::from).collect() })
     }
 
-    /// The size and checksum of a file, for hubs whose lists have none.
+    /// Requests the size and checksum of a file, for hubs whose lists lack them.
     pub fn look_up(&self, repo: &str, commit: &str, file: &str) -> Result<Listed, HubError> {
         let url = self.file_url(repo, commit, file);
-        // The hub's own answer has them, be it a redirect to where the bytes are.
+        // The hub's own response has the headers, also if it is a redirect to the storage.
         let answer = self.request(&url, None, HttpMethod::Head)?;
         if !(200..400).contains(&answer.status()) {
             return Err(self.refusal(&answer, repo, Some(file)));
@@ -114,19 +124,19 @@ impl HubClient {
         Ok(Listed { name: file.to_owned(), bytes: size.or_else(length), checksum: etag.and_then(Checksum::parse) })
     }
 
-    /// Asks for a file's bytes, those from `start` on where it is not 0.
+    /// Requests the bytes of a file from `start` on. The server may send the whole file instead (status 200).
     pub fn file(&self, repo: &str, commit: &str, file: &str, start: u64) -> Result<HubResponse, HubError> {
         self.get(&self.file_url(repo, commit, file), (start > 0).then_some(start))
     }
 
-    /// The error that an answer without the wanted content is.
+    /// The error of an unsuccessful response.
     pub fn refusal(&self, answer: &HubResponse, repo: &str, file: Option<&str>) -> HubError {
         let host = || answer.from.to_string();
         let repo = repo.to_owned();
         let with_token = self.token.is_some();
         let code = answer.header("x-error-code").unwrap_or_default();
         match (answer.status(), file) {
-            // Storage elsewhere knows nothing of repositories.
+            // Storage servers do not report errors of repositories.
             (status, _) if self.is_elsewhere(answer) => HubError::Status { host: host(), status },
             (401 | 403, _) if code == "GatedRepo" || answer.status() == 403 => {
                 HubError::Gated { page: format!("{}/{repo}", self.endpoint), repo, with_token }
@@ -141,7 +151,7 @@ impl HubClient {
         }
     }
 
-    /// Whether an answer is not the hub's own.
+    /// Whether another server than the hub sent the response.
     pub fn is_elsewhere(&self, answer: &HubResponse) -> bool {
         answer.from != self.origin
     }
@@ -154,7 +164,7 @@ impl HubClient {
         self.request(url, start, HttpMethod::Get)
     }
 
-    /// Follows redirects; `Head` does so within the hub.
+    /// Sends a request and follows redirects. `Head` follows them within the hub only.
     fn request(&self, url: &str, start: Option<u64>, method: HttpMethod) -> Result<HubResponse, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -199,7 +209,7 @@ enum HttpMethod {
     Head,
 }
 
-/// Whether this is a commit's hash.
+/// Whether `text` is the hash of a commit.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
@@ -208,7 +218,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// The hub's answer to "what is in this repository?"; it says more than is read here.
+/// The fields of a repository description that are read here.
 #[derive(Deserialize)]
 struct RepoInfo {
     sha: String,
@@ -233,7 +243,7 @@ struct Lfs {
 
 impl From<Sibling> for Listed {
     fn from(file: Sibling) -> Self {
-        // Of a large file git has only a pointer, and the id is the pointer's.
+        // Of a large file, git has only a pointer; `blob_id` is the pointer's.
         let (bytes, checksum) = match file.lfs {
             Some(lfs) => (lfs.size.or(file.size), Some(lfs.sha256)),
             None => (file.size, file.blob_id),

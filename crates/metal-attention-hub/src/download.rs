@@ -1,4 +1,5 @@
-//! One file from the hub into the cache: resumed, checked, and put in place when it is whole.
+//! Downloads one file from the hub to the cache: continues an earlier download, verifies the checksum, and moves the
+//! complete file to its place.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -13,21 +14,29 @@ use crate::client::{HubClient, HubResponse};
 use crate::files::open_own;
 use crate::{DownloadObserver, HubError};
 
+/// Bytes that are read at once.
 const BUFFER: usize = 128 << 10;
-/// So often is a broken connection made anew without a byte more than before.
+/// Maximum number of successive attempts without a new byte.
 const TRIES: u32 = 4;
 
-/// A file of a commit that is to be in the cache.
+/// A file of a commit on the hub.
 pub(crate) struct RemoteFile<'a> {
+    /// `OWNER/REPO`.
     pub repo: &'a str,
+    /// The commit's hash.
     pub commit: &'a str,
+    /// The file's name, `/` between folders.
     pub name: &'a str,
+    /// Its size.
     pub bytes: u64,
+    /// Its checksum.
     pub checksum: &'a Checksum,
 }
 
-/// Downloads a file, unless it is there, and returns its path in the snapshot. `pause` is the time before the second
-/// try; it doubles with each further one.
+/// Downloads a file, unless it is in the cache, and returns its pointer. `pause`: the time before the second attempt;
+/// it doubles with each further one.
+///
+/// Errors leave the bytes that have arrived, so a later download continues; a wrong checksum removes them.
 pub(crate) fn download(
     client: &HubClient,
     cache: &RepoCache,
@@ -79,19 +88,19 @@ impl RemoteFile<'_> {
     }
 }
 
-/// A file that is not whole yet.
+/// A file that is not complete yet.
 struct Partial<'a> {
     remote: &'a RemoteFile<'a>,
     path: PathBuf,
     file: File,
-    /// Bytes that are there.
+    /// Bytes that have arrived.
     done: u64,
     hasher: Hasher,
 }
 
-/// Why a response ended before the file.
+/// The reason why a response ended before the file.
 enum DownloadFailure {
-    /// Worth another try.
+    /// Temporary: another attempt may succeed.
     Retryable(String),
     Final(HubError),
 }
@@ -103,7 +112,7 @@ impl From<HubError> for DownloadFailure {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens what an earlier download left, or a new file.
+    /// Opens the file that an earlier download left, or a new one, and computes the checksum of its bytes.
     fn open(path: PathBuf, remote: &'a RemoteFile, observer: &mut dyn DownloadObserver) -> Result<Self, HubError> {
         let file = open_own(&path).map_err(|e| HubError::io("write to", &path, e))?;
         let mut partial = Self { remote, path, file, done: 0, hasher: remote.checksum.hasher(remote.bytes) };
@@ -127,7 +136,7 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// Downloads what is missing, with as many connections as it takes.
+    /// Downloads the missing bytes, in several attempts if need be.
     fn complete(
         &mut self,
         client: &HubClient,
@@ -157,7 +166,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Downloads until the file is whole or the response ends.
+    /// Downloads until the file is complete or the response ends.
     fn receive(&mut self, client: &HubClient, observer: &mut dyn DownloadObserver) -> Result<(), DownloadFailure> {
         let remote = self.remote;
         let answer = match client.file(remote.repo, remote.commit, remote.name, self.done) {
@@ -179,7 +188,7 @@ impl<'a> Partial<'a> {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(DownloadFailure::Retryable(format!("the connection broke ({e})"))),
             };
-            // What comes after the file's end, the file's checksum knows nothing of.
+            // Bytes after the end of the file are ignored.
             let n = n.min(usize::try_from(remote.bytes - self.done).unwrap_or(usize::MAX));
             self.write(&buffer[..n])?;
             observer.advance(self.done);
@@ -187,12 +196,12 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Checks that an answer goes on where the file ends; it may also start from the beginning.
+    /// Checks that a response continues at the end of the file, or starts from its beginning.
     fn accept(&mut self, answer: &HubResponse, client: &HubClient) -> Result<(), DownloadFailure> {
         let remote = self.remote;
         let nonsense = |problem| HubError::Answer { host: answer.from.to_string(), problem };
         match answer.status() {
-            // The whole file, though a part was asked for.
+            // The whole file, although a range was requested.
             200 => {
                 if self.done > 0 {
                     self.start_over()?;
@@ -218,7 +227,7 @@ impl<'a> Partial<'a> {
                     .into())
                 }
             }
-            // Addresses of storage expire; 416: what is there is of no use to this server.
+            // Addresses of storage expire. 416: the server cannot continue after the present bytes.
             status @ (401 | 403) if client.is_elsewhere(answer) => Err(retryable(status)),
             416 => {
                 self.start_over()?;
@@ -254,7 +263,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Compares the checksum, and makes the file a blob or removes it.
+    /// Verifies the checksum, and makes the file a blob or removes it.
     fn put_in_place(self, blob: &Path) -> Result<(), HubError> {
         self.file.sync_all().map_err(|e| self.io("write to", e))?;
         let found = self.hasher.finish();
@@ -269,7 +278,7 @@ impl<'a> Partial<'a> {
         fs::rename(&self.path, blob).map_err(|e| HubError::io("put in place", blob, e))
     }
 
-    /// Sleeps, awake to the wish to stop.
+    /// Sleeps for `time`, or until the observer stops the download.
     fn wait(&self, time: Duration, observer: &dyn DownloadObserver) -> Result<(), HubError> {
         let step = Duration::from_millis(100);
         let mut left = time;

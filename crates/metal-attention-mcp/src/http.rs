@@ -1,5 +1,5 @@
-//! The transport "streamable HTTP": each message is an HTTP request, whose response is a message or a stream of messages.
-//! Streams that are no response (GET) are not opened.
+//! The transport "streamable HTTP": each message is a POST request, whose response is a message or a stream of
+//! messages. Streams that are no response (GET) are not used.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,27 +25,31 @@ const MAX_SESSION: usize = 1 << 10;
 /// How long the DELETE request that ends a session may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A session with a server.
+/// The HTTP transport of a session.
 pub struct Http {
+    /// The state that the threads of requests share.
     shared: Arc<HttpState>,
+    /// The negotiated version of the protocol; `None` before `initialize` is complete.
     version: Option<&'static str>,
+    /// The queue of events.
     events: SyncSender<ServerEvent>,
 }
 
-/// What the threads of concurrent requests share.
+/// The state that the threads of concurrent requests share.
 struct HttpState {
     agent: Agent,
     url: String,
     /// The URL without user, password and query, which may be secrets: for errors, which the model may read.
     shown_url: String,
     headers: Vec<(HeaderName, HeaderValue)>,
+    /// The server's id of the session; `None` if it has sent none.
     session: Mutex<Option<HeaderValue>>,
-    /// The number of requests under way.
+    /// The number of running requests.
     running: AtomicUsize,
 }
 
 impl Http {
-    /// A connection to the server at `url`; the messages that it sends become `events`.
+    /// A transport to the server at `url`. Its messages are sent to `events`.
     pub fn new(
         url: &str,
         headers: &BTreeMap<String, String>,
@@ -85,21 +89,21 @@ impl Http {
         Ok(Self { shared: Arc::new(shared), version: None, events })
     }
 
-    /// Sets the negotiated version of the protocol, which is a header of all requests from now on.
+    /// Sets the negotiated version of the protocol, a header of all later requests.
     pub fn set_version(&mut self, version: &'static str) {
         self.version = Some(version);
     }
 
-    /// Sends a message on a thread of its own; the response becomes events.
+    /// Sends a message on a new thread. The response is sent to the events.
     pub fn send(&self, message: String, id: Option<u64>, timeout: Duration) -> Result<(), McpError> {
         let running = RequestGuard::of(&self.shared)?;
         let (version, events) = (self.version, self.events.clone());
         spawn(move || {
             match (running.0.post(message, id, version, timeout, &events), id) {
                 (Ok(()), _) => {}
-                // Without a receiver the connection is closed already.
+                // Without a receiver, the connection is closed.
                 (Err(error), Some(_)) => drop(events.send(ServerEvent::Failed(id, error))),
-                // A server may refuse notifications; the next request meets what is wrong with the connection itself.
+                // A server may refuse notifications. A failure of the connection is detected by the next request.
                 (Err(error), None) => tracing::debug!("MCP: a notification failed: {error}"),
             }
         })?;
@@ -121,7 +125,7 @@ impl Http {
         if let Some(version) = self.version {
             request = request.header(VERSION, version);
         }
-        // A server may not support the end of sessions (405), or have forgotten this one (404).
+        // A server may not support this (405), or may have lost the session (404).
         let _ = request.config().timeout_global(Some(CLOSE_TIMEOUT)).build().call();
     }
 }
@@ -131,7 +135,7 @@ impl HttpState {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts a message, and delivers the messages of the HTTP response, up to the response to the request `id`.
+    /// Sends a message, and passes on the messages of the response, up to the response to the request `id`.
     fn post(
         &self,
         message: String,
@@ -172,7 +176,7 @@ impl HttpState {
     }
 }
 
-/// Delivers the messages of an HTTP response, up to the response to the request `id`.
+/// Passes on the messages of an HTTP response, up to the response to the request `id`.
 fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<ServerEvent>) -> Result<(), McpError> {
     let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let ended = || McpError::Ended { status: None, last_line: String::new() };
@@ -201,7 +205,8 @@ fn read_messages(mut response: Response<Body>, id: u64, events: &SyncSender<Serv
     if deliver(&body, id, events) { Ok(()) } else { Err(ended()) }
 }
 
-/// Delivers the messages of a body or event. True: the response to the request `id` is among them, or the connection is closed.
+/// Passes on the messages of a body or event. Returns true if the response to the request `id` is among them, or the
+/// connection is closed.
 fn deliver(data: &[u8], id: u64, events: &SyncSender<ServerEvent>) -> bool {
     let Some(messages) = message::parse(data) else {
         return events.send(ServerEvent::Invalid(excerpt(data, MAX_QUOTED))).is_err();
@@ -215,7 +220,7 @@ fn deliver(data: &[u8], id: u64, events: &SyncSender<ServerEvent>) -> bool {
     answered || sent.is_err()
 }
 
-/// A request under way: at most [`MAX_REQUESTS`] are.
+/// A running request. At most [`MAX_REQUESTS`] exist at a time.
 struct RequestGuard(Arc<HttpState>);
 
 impl RequestGuard {

@@ -1,13 +1,13 @@
-//! Server-sent events (the HTML standard, "Parsing an event stream"), as far as MCP uses them: the data.
+//! Reads server-sent events (HTML standard, "Parsing an event stream"). Only their data is used by MCP.
 
 use std::io::{BufRead, BufReader, Read};
 
 use crate::limits::MAX_MESSAGE;
 
-/// A stream of events.
+/// A reader of server-sent events.
 pub struct SseReader<R>(BufReader<R>);
 
-/// Why there is no next event or line.
+/// The reason why there is no next event or line.
 #[derive(Debug)]
 pub enum StreamEnd {
     /// The stream is over, or broke.
@@ -17,12 +17,12 @@ pub enum StreamEnd {
 }
 
 impl<R: Read> SseReader<R> {
-    /// The events of `reader`.
+    /// Reads events from `reader`.
     pub fn new(reader: R) -> Self {
         Self(BufReader::new(reader))
     }
 
-    /// The data of the next event that has data.
+    /// Returns the data of the next event with data.
     pub fn next(&mut self) -> Result<Vec<u8>, StreamEnd> {
         let mut data: Option<Vec<u8>> = None;
         loop {
@@ -47,7 +47,8 @@ impl<R: Read> SseReader<R> {
     }
 }
 
-/// The next line without its line break, of at most `most` bytes. A last line without a line break is incomplete and dropped.
+/// Reads a line of at most `most` bytes, without its line break. A last line without a line break is incomplete and
+/// dropped.
 pub fn read_line(reader: &mut impl BufRead, most: usize) -> Result<Vec<u8>, StreamEnd> {
     let mut line = Vec::new();
     let read = reader.take(most as u64 + 2).read_until(b'\n', &mut line);
