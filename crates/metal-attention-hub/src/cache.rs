@@ -22,7 +22,9 @@ const MAX_REF: u64 = 256;
 
 /// The cache folder of one repository.
 pub(crate) struct RepoCache {
+    /// The folder of the whole cache.
     cache: PathBuf,
+    /// `OWNER/REPO`.
     repo: String,
 }
 

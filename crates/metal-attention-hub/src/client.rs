@@ -221,7 +221,9 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// The fields of a repository description that are read here.
 #[derive(Deserialize)]
 struct RepoInfo {
+    /// The hash of the newest commit.
     sha: String,
+    /// The files.
     #[serde(default)]
     siblings: Vec<Sibling>,
 }
@@ -229,21 +231,27 @@ struct RepoInfo {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Sibling {
+    /// The name, `/` between folders.
     rfilename: String,
+    /// The size.
     size: Option<u64>,
+    /// Git's hash of the file, or of the pointer to a large file.
     blob_id: Option<String>,
+    /// The description of a large file.
     lfs: Option<Lfs>,
 }
 
 #[derive(Deserialize)]
 struct Lfs {
+    /// The SHA-256.
     sha256: String,
+    /// The size.
     size: Option<u64>,
 }
 
 impl From<Sibling> for Listed {
     fn from(file: Sibling) -> Self {
-        // Of a large file, git has only a pointer; `blob_id` is the pointer's.
+        // For a large file, git has only a pointer; `blob_id` is the pointer's.
         let (bytes, checksum) = match file.lfs {
             Some(lfs) => (lfs.size.or(file.size), Some(lfs.sha256)),
             None => (file.size, file.blob_id),

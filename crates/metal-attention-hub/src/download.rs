@@ -90,11 +90,15 @@ impl RemoteFile<'_> {
 
 /// A file that is not complete yet.
 struct Partial<'a> {
+    /// The file on the hub.
     remote: &'a RemoteFile<'a>,
+    /// The path of the incomplete file.
     path: PathBuf,
+    /// The open file, positioned at its end.
     file: File,
     /// Bytes that have arrived.
     done: u64,
+    /// The checksum of the bytes that have arrived.
     hasher: Hasher,
 }
 

@@ -18,7 +18,7 @@ pub enum HubError {
     Name {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
     /// A well-known name with an unknown tag.
@@ -36,7 +36,7 @@ pub enum HubError {
     Environment {
         /// The variable.
         name: &'static str,
-        /// What is wrong with its value.
+        /// The problem of its value.
         problem: String,
     },
     /// A repository without a GGUF file.
@@ -149,7 +149,7 @@ pub enum HubError {
     Connection {
         /// The server.
         host: String,
-        /// What went wrong.
+        /// The failure.
         source: Box<ureq::Error>,
     },
     /// A response that violates the protocol.

@@ -8,8 +8,11 @@ use ureq::http::Uri;
 /// Scheme, host and port of an address: requests to another origin go to another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
+    /// Whether the scheme is https, not http.
     https: bool,
+    /// The host, in lower case.
     host: String,
+    /// The port.
     port: u16,
 }
 

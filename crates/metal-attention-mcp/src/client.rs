@@ -11,9 +11,9 @@ use crate::message::{self, Incoming, VERSIONS};
 use crate::text::{beginning, plain};
 use crate::{Cancelled, McpError, ServerOptions, ServerTool, ToolResult};
 
-/// How often cancellation is polled during a request.
+/// The interval at which cancellation is polled during a request.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a server may take to answer a ping, or to accept a notification.
+/// The time for a server to answer a ping, or to accept a notification.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client of one server, whose session is initialized. Dropping it ends the session and the server's process.

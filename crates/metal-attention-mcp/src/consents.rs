@@ -36,6 +36,7 @@ pub struct Consents {
 /// The content of the file: servers by name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct ConsentFile {
+    /// By the server's name in the configuration.
     servers: BTreeMap<String, ServerConsents>,
 }
 

@@ -100,7 +100,7 @@ pub enum McpError {
     Answer {
         /// The request.
         method: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// An unknown version of the protocol.

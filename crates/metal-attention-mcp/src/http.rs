@@ -22,7 +22,7 @@ const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 /// Bytes of a session's id.
 const MAX_SESSION: usize = 1 << 10;
-/// How long the DELETE request that ends a session may take.
+/// The timeout of the DELETE request that ends a session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The HTTP transport of a session.
@@ -37,10 +37,13 @@ pub struct Http {
 
 /// The state that the threads of concurrent requests share.
 struct HttpState {
+    /// Sends requests.
     agent: Agent,
+    /// The server's URL.
     url: String,
     /// The URL without user, password and query, which may be secrets: for errors, which the model may read.
     shown_url: String,
+    /// Headers of each request, such as a key.
     headers: Vec<(HeaderName, HeaderValue)>,
     /// The server's id of the session; `None` if it has sent none.
     session: Mutex<Option<HeaderValue>>,

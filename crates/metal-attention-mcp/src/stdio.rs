@@ -54,12 +54,15 @@ const MAX_LOG_LINE: usize = 4 << 10;
 
 /// The child process of a server.
 pub struct Stdio {
+    /// The process.
     child: Child,
     /// Lines for stdin; `None`: stdin is closed.
     stdin: Option<SyncSender<String>>,
     /// The thread that reads stderr, and the last line that it has read.
     stderr: Option<JoinHandle<()>>,
+    /// The last line of stderr.
     last_line: Arc<Mutex<String>>,
+    /// Whether its exit was observed.
     has_exited: bool,
 }
 

@@ -21,6 +21,7 @@ pub struct Toolbox {
 
 /// A server, started or not.
 struct Server {
+    /// Its configuration.
     options: ServerOptions,
     /// Locked during a call: a server runs one at a time.
     session: Mutex<ServerSession>,
@@ -36,6 +37,7 @@ impl std::fmt::Debug for Server {
 
 #[derive(Default)]
 struct ServerSession {
+    /// The client; `None`: the server is not running.
     client: Option<McpClient>,
     /// Whether the last call timed out or was cancelled: the server may hang, and must answer a ping before the next
     /// call.

@@ -39,6 +39,7 @@ pub trait FromJson: Sized {
 
 /// A JSON object, split into its fields. Values stay unparsed until a type reads them.
 pub struct Object<'a> {
+    /// Names and unparsed values, in the order of the body.
     fields: Vec<(Cow<'a, str>, &'a RawValue)>,
 }
 
@@ -159,11 +160,13 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyObjectVisitor<T> {
 
 /// A request that was read from a JSON body. Its body counts against [`BodyBudget`] as long as this lives.
 pub struct Json<T> {
+    /// The request.
     request: T,
     /// The client's address.
     pub peer: Peer,
     /// The amount of CPU work that the request causes.
     pub work_size: WorkSize,
+    /// The body's bytes in the budget.
     _reservation: BodyReservation,
 }
 
@@ -308,6 +311,7 @@ impl BodyBudget {
 
 /// The bytes of one body in the budget. Dropping it releases them.
 struct BodyReservation {
+    /// The budget.
     bodies: Arc<BodyBudget>,
     /// The client.
     peer: Peer,

@@ -88,7 +88,9 @@ impl AsyncWrite for ClientStream {
 
 /// A response body that marks its connection as waiting for the next request when it ends.
 pub struct AnswerBody {
+    /// The body.
     body: Body,
+    /// The connection that it is sent over.
     connection: Arc<ClientConnection>,
 }
 

@@ -134,6 +134,7 @@ pub struct Connections {
     max_total: usize,
     /// Maximum number of connections of one address.
     max_per_address: usize,
+    /// The open connections, extra ones included.
     open: Mutex<Vec<Arc<ClientConnection>>>,
     /// Connections that were evicted so far.
     evicted: AtomicU64,
@@ -239,6 +240,7 @@ impl Connections {
 
 /// The permit of an open connection. Dropping it removes the connection from [`Connections`].
 pub struct ConnectionPermit {
+    /// The connections from which it is removed on drop.
     connections: Arc<Connections>,
     /// The connection.
     pub connection: Arc<ClientConnection>,

@@ -16,7 +16,9 @@ use super::connections::ExceededLimit;
 /// The error of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
+    /// The HTTP status.
     status: StatusCode,
+    /// The details.
     detail: ErrorDetail,
     /// Tokens of a prompt that exceeds the context. Boxed: few errors have it, and results are moved often.
     exceeded: Option<Box<ExceededContext>>,
@@ -34,6 +36,7 @@ pub struct ExceededContext {
 /// The body of an error response.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct ErrorBody {
+    /// The details.
     error: ErrorDetail,
 }
 

@@ -135,8 +135,11 @@ pub fn check(object: &Object<'_>) -> Result<usize, ApiError> {
 
 /// The contents of a field that were counted so far.
 struct FieldCount {
+    /// The limits of the field.
     limit: &'static Limit,
+    /// Values so far.
     values: usize,
+    /// Bytes of strings and names so far.
     bytes: usize,
     /// The limit that is exceeded, as the rest of a message.
     exceeded: Option<String>,
@@ -164,7 +167,9 @@ impl FieldCount {
 
 /// Counts a value at nesting `depth` of its field.
 struct ValueCounter<'a> {
+    /// The count of its field.
     count: &'a mut FieldCount,
+    /// Its nesting; 1 for the value of the field itself.
     depth: usize,
 }
 
@@ -239,6 +244,7 @@ impl<'de> Visitor<'de> for ValueCounter<'_> {
 
 /// Counts a field's name.
 struct NameCounter<'a> {
+    /// The count of its field.
     count: &'a mut FieldCount,
 }
 

@@ -34,6 +34,7 @@ const FORWARDED: [HeaderName; 4] =
 /// The tools of MCP servers that the page may call.
 #[derive(Debug)]
 pub struct PageTools {
+    /// The MCP servers.
     toolbox: Arc<Toolbox>,
     /// Whether pages on other machines may call the tools, with an API key.
     is_remote: bool,
@@ -120,6 +121,7 @@ fn is_origin_of(origin: &str, host: &str) -> bool {
 /// The tools of all servers (JSON).
 #[derive(Serialize)]
 struct PageToolList {
+    /// The tools.
     tools: Vec<PageTool>,
     /// Servers that could not be started, and tools that are left out.
     problems: Vec<Problem>,
@@ -141,7 +143,9 @@ struct PageTool {
 /// A message about a server, for the user.
 #[derive(Serialize)]
 struct Problem {
+    /// The server.
     server: String,
+    /// The message.
     message: String,
 }
 

@@ -28,10 +28,15 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%').add(b',');
 /// Collects the contents of these headers while a request is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Notes {
+    /// Names of fields without effect.
     ignored: BTreeSet<String>,
+    /// Places of schema keywords that are not enforced.
     schema_unsupported: BTreeSet<String>,
+    /// Names of truncated parts.
     truncated: BTreeSet<String>,
+    /// The number of dropped turns.
     dropped_turns: Option<String>,
+    /// The model that answers, if it is another one than the request names.
     model: Option<String>,
 }
 

@@ -20,11 +20,15 @@ pub const LOG_TARGET: &str = "requests";
 pub struct RequestLine {
     /// The request's id.
     id: String,
+    /// The HTTP method.
     method: String,
+    /// The router's pattern, not the path.
     route: String,
     /// Whether a monitoring path is requested: such lines have the level debug.
     is_monitoring: bool,
+    /// The start of the request.
     started: Instant,
+    /// The contents that are known so far.
     state: Mutex<LineState>,
 }
 

@@ -102,15 +102,21 @@ impl WorkLimiter {
 
 /// The permit to run a piece of work.
 struct WorkPermit {
+    /// Units of the server: a permit of small work, or units of large work.
     _total_units: Option<OwnedSemaphorePermit>,
+    /// Units of the client's share; `None` for small work.
     _client_units: Option<ClientUnits>,
 }
 
 /// A client's units of large work. The client's entry in `clients` is removed with its last piece of work.
 struct ClientUnits {
+    /// The client.
     peer: Peer,
+    /// The client's share.
     units: Arc<Semaphore>,
+    /// The acquired units; `None` before.
     permit: Option<OwnedSemaphorePermit>,
+    /// The shares of all clients.
     clients: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
 }
 

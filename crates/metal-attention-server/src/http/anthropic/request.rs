@@ -50,7 +50,7 @@ pub struct MessagesFields {
     /// The effort of thoughts, and the form of the text.
     #[schema(value_type = Option<OutputConfig>)]
     output_config: Option<OnlyObject<OutputConfig>>,
-    /// The same as `output_config.format`.
+    /// An alias of `output_config.format`.
     output_format: Option<OutputFormat>,
     /// Send the message as it is generated, as server-sent events.
     stream: Option<bool>,
@@ -122,9 +122,9 @@ struct Thinking {
 enum ThinkingKind {
     /// The model thinks.
     Enabled,
-    /// As the model's template decides.
+    /// The model's template decides.
     Adaptive,
-    /// As the model's template decides.
+    /// The model's template decides.
     BetweenTools,
     /// The model does not think.
     Disabled,

@@ -31,9 +31,9 @@ enum MessageRole {
 pub enum Content {
     /// A text.
     Text(String),
-    /// As blocks.
+    /// A list of blocks.
     Blocks(Vec<Block>),
-    /// As one block.
+    /// One block.
     Block(BTreeMap<String, Value>),
 }
 

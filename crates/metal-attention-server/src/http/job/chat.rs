@@ -6,7 +6,8 @@
 //! thoughts and tool calls.
 //!
 //! Handlers run `submit` on a blocking thread (`prepare` in `http/mod.rs`), since templates, tokenisation and grammars
-//! take milliseconds.
+//! take milliseconds. If the client disconnects meanwhile, submission completes and its result is dropped, which cancels
+//! the sequences.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -188,14 +189,14 @@ impl ChatJob {
         let n = self.generation.n;
         model.scheduler.check_texts(n as usize)?;
         if let (true, Some((field, _))) = (self.calls.required, &self.form) {
-            let message = format!("tool_choice demands a call, which {} rules out", first_name(field));
+            let message = format!("tool_choice demands a call, which {} rules out", root_field(field));
             return Err(ApiError::field("tool_choice", message));
         }
         let mut notes = self.notes.clone();
         let may_cut = self.drops_turns(app, model);
         let PreparedPrompt { continuation, ids, thinking } = self.prepare(model, earlier_ids, may_cut, &mut notes)?;
         let stop = self.generation.stop(model, model.template.stop_strings());
-        // An answer with a required form has no tool calls.
+        // An answer with a required form has no tool calls: the parser treats all of it as text.
         let tools = if self.form.is_some() { &[] } else { self.calls.tools.as_slice() };
         let parser = || model.template.continued_parser(&continuation, tools);
         let thinks = parser().is_thinking();
@@ -203,8 +204,10 @@ impl ChatJob {
         if let (Some(grammar), Some((field, _)), PromptEnd::WithinMessage, false) =
             (&mut grammar, &self.form, self.end, thinks)
         {
-            self.follow(grammar, &model.tokenizer, field)?;
+            self.advance_grammar(grammar, &model.tokenizer, field)?;
         }
+        // Thoughts may only start the answer: not within a message, after the prompt's own thoughts, or where the form
+        // covers the whole answer.
         let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&continuation.prompt.text));
         let is_whole = self.form.as_ref().is_some_and(|(field, _)| form::is_whole(field));
         let may_think = self.end == PromptEnd::Answer && !has_thought && !is_whole;
@@ -266,13 +269,13 @@ impl ChatJob {
 
     /// Advances the grammar over the beginning of the answer that is part of the prompt. Fails where that beginning
     /// violates the form of `field`.
-    fn follow(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
+    fn advance_grammar(&self, grammar: &mut Grammar, tokenizer: &Tokenizer, field: &str) -> Result<(), ApiError> {
         let text = self.messages.last().map_or("", Message::text);
         let ids = tokens_within(tokenizer, text.trim_start(), false);
         ids.into_iter().try_for_each(|id| grammar.accept(id)).map_err(|_| {
             let message = format!(
                 "the last message, which the answer goes on with, is no beginning of what {} demands",
-                first_name(field)
+                root_field(field)
             );
             ApiError::field(self.messages_field, message)
         })
@@ -305,7 +308,7 @@ impl ChatJob {
 }
 
 /// The first name of the field path `path`.
-fn first_name(path: &str) -> &str {
+fn root_field(path: &str) -> &str {
     path.split('.').next().unwrap_or(path)
 }
 

@@ -53,7 +53,7 @@ pub enum EndReason {
 
 impl EndReason {
     /// The reason for a sequence that ended with `reason`. A timeout or a shutdown is an error.
-    pub fn of_text(reason: FinishReason, stop_string: Option<String>) -> Result<Self, ApiError> {
+    pub fn of_sequence(reason: FinishReason, stop_string: Option<String>) -> Result<Self, ApiError> {
         match reason {
             FinishReason::EndOfText => Ok(Self::End),
             FinishReason::StopString => Ok(Self::StopString(stop_string.unwrap_or_default())),
@@ -92,7 +92,7 @@ impl ChoiceParser {
     }
 
     /// Converts the parser's events. `is_cut`: a call that ends among them was cut off.
-    fn hand_out(&mut self, events: Vec<AnswerEvent>, is_cut: bool) -> Vec<ChatEvent> {
+    fn convert(&mut self, events: Vec<AnswerEvent>, is_cut: bool) -> Vec<ChatEvent> {
         let mut parts = Vec::new();
         for event in events {
             if self.single_call && self.called {
@@ -136,16 +136,16 @@ impl ChoiceParsers {
                 if was_thinking || choice.parser.is_thinking() {
                     *choice.reasoning_tokens.get_or_insert_default() += 1;
                 }
-                let mut parts = choice.hand_out(events, false);
+                let mut parts = choice.convert(events, false);
                 parts.extend(logprobs.map(|logprobs| ChatEvent::Logprobs(id, logprobs)));
                 Ok(parts)
             }
             Event::Done { reason, text, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
-                let reason = EndReason::of_text(reason, stop_string)?;
+                let reason = EndReason::of_sequence(reason, stop_string)?;
                 let events = choice.parser.push(&text);
-                let mut parts = choice.hand_out(events, false);
+                let mut parts = choice.convert(events, false);
                 let rest = choice.parser.finish();
-                parts.extend(choice.hand_out(rest, reason.is_cut()));
+                parts.extend(choice.convert(rest, reason.is_cut()));
                 let calls = choice.parser.n_calls() > 0 && !reason.is_cut();
                 let reason = if calls { EndReason::Calls } else { reason };
                 let reasoning_tokens = choice.reasoning_tokens;

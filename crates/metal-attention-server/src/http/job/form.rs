@@ -31,7 +31,7 @@ pub struct FormFields {
     guided_regex: Option<String>,
     /// Strings, one of which is the text (vLLM).
     guided_choice: Option<Vec<String>>,
-    /// The same as `grammar` (vLLM).
+    /// An alias of `grammar` (vLLM).
     guided_grammar: Option<String>,
     /// Any JSON object (vLLM).
     guided_json_object: Option<bool>,
@@ -39,7 +39,7 @@ pub struct FormFields {
     structured_outputs: Option<Value>,
     /// A regular expression that matches the whole text (`SGLang`).
     regex: Option<String>,
-    /// The same as `grammar` (`SGLang`).
+    /// An alias of `grammar` (`SGLang`).
     ebnf: Option<String>,
 }
 

@@ -18,7 +18,7 @@ use crate::http::{ApiError, App};
 /// Maximum number of alternatives of a token whose log probabilities are reported.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// How the sequences of a job are generated. The default is one choice with the sampling that the model's file
+/// The settings of all sequences of a job. The default is one choice with the sampling that the model's file
 /// recommends, up to its end of text.
 #[derive(Debug, Clone)]
 pub struct GenerationSettings {

@@ -119,7 +119,9 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 
 /// A sampler chain: a list of names, names separated by `;`, or llama.cpp's letters.
 struct Samplers {
+    /// The supported samplers, in order.
     order: Vec<SamplerKind>,
+    /// The names of samplers that are ignored.
     ignored: Vec<String>,
 }
 

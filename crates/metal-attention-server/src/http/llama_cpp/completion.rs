@@ -25,7 +25,9 @@ struct CompletionFields {
 
 /// A request to continue prompts.
 pub struct LlamaCppCompletionRequest {
+    /// The prompts.
     prompts: Prompts,
+    /// The part that it shares with `/infill`.
     shared: SharedRequest,
 }
 

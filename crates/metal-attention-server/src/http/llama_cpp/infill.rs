@@ -41,7 +41,9 @@ struct Extra {
 
 /// A request for the text between two texts.
 pub struct InfillRequest {
+    /// The texts around the gap.
     fields: InfillFields,
+    /// The part that it shares with `/completion`.
     shared: SharedRequest,
 }
 

@@ -99,6 +99,7 @@ struct Timings {
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTokenProbability)]
 struct TokenProbability {
+    /// The token.
     #[serde(flatten)]
     token: Probability,
     /// The most likely tokens at this position.
@@ -252,7 +253,7 @@ impl CompletionWriter {
     }
 
     /// Returns what an event adds to sequence `i`; `None`: nothing yet.
-    fn take(&mut self, i: usize, event: Event) -> Result<Option<CompletionObject>, ApiError> {
+    fn parse(&mut self, i: usize, event: Event) -> Result<Option<CompletionObject>, ApiError> {
         let text = &mut self.sequences[i];
         match event {
             Event::Prompt(_) => Ok(None),
@@ -264,7 +265,7 @@ impl CompletionWriter {
             }
             Event::Done { reason, text: content, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                 let part = text.part(i, content);
-                let reason = EndReason::of_text(reason, stop_string)?;
+                let reason = EndReason::of_sequence(reason, stop_string)?;
                 let end = CompletionEnd {
                     model: self.model.clone(),
                     generation_settings: std::mem::take(&mut text.settings),
@@ -314,7 +315,7 @@ pub async fn answer(
     }
     let mut completions = vec![CompletionObject::default(); n_sequences];
     while let Some((i, event)) = sequences.next().await {
-        if let Some(part) = writer.take(i, event)? {
+        if let Some(part) = writer.parse(i, event)? {
             completions[i].add(part);
         }
     }
@@ -333,7 +334,7 @@ pub async fn answer(
 
 impl ChunkWriter for CompletionWriter {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        match self.take(i, event)? {
+        match self.parse(i, event)? {
             Some(part) if part.stop => out.data(&self.chosen(&part)),
             Some(part) => out.data(&part),
             None => {}

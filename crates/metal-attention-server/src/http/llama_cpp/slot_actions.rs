@@ -31,7 +31,9 @@ enum SlotCommand {
 /// The query of a request.
 #[derive(Debug, Deserialize)]
 pub struct ActionQuery {
+    /// The operation.
     action: Option<SlotCommand>,
+    /// The model's name; `None`: the default one.
     model: Option<String>,
 }
 

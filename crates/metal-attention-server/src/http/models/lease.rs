@@ -18,6 +18,7 @@ use crate::http::request_line::RequestLine;
 /// A model that a request uses. It stays loaded as long as this or a clone exists.
 #[derive(Clone)]
 pub struct ModelLease {
+    /// The registry.
     models: Arc<Models>,
     /// The model's entry in the registry, under the name of the request.
     entry: Arc<ServedModel>,

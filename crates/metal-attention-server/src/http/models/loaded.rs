@@ -31,6 +31,7 @@ pub struct LoadedModel {
     longest_token: usize,
     /// Ranks documents; else the reason why the model is no reranker.
     reranker: Result<Reranker, String>,
+    /// The file and the specification.
     model: Model,
 }
 

@@ -38,6 +38,7 @@ pub struct ServedModel {
     pub defaults: ModelDefaults,
     /// The model that is loaded for it. Several served models may share it.
     unit: Arc<LoadUnit>,
+    /// Its origin, which decides whether it can be deleted.
     origin: ModelOrigin,
 }
 
@@ -86,7 +87,9 @@ impl ServedModel {
 
 /// All models of a server.
 pub struct Models {
+    /// The served models, in the order of their addition.
     entries: RwLock<Vec<Arc<ServedModel>>>,
+    /// The model store; `None`: only the configuration has models.
     store: Option<Box<dyn ModelStore>>,
     /// When the store must be read again; `None`: at once. Locked while it is read.
     next_refresh: Mutex<Option<Instant>>,
@@ -96,6 +99,7 @@ pub struct Models {
     keep_alive: KeepAlive,
     /// There is one model and no store: any name means it.
     is_only_model: bool,
+    /// Loads and unloads them.
     residency: Arc<Residency>,
 }
 

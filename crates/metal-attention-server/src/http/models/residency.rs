@@ -30,6 +30,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A model that is loaded and unloaded as a whole.
 pub struct LoadUnit {
+    /// Its id, which is never reused.
     id: u64,
     /// The main name of the first served model that uses it, for messages.
     pub name: String,
@@ -52,7 +53,9 @@ pub struct ModelStatus {
 
 /// The use of a loaded model by a request. Dropping it ends the use.
 pub struct HeldModel {
+    /// The residency that counts this use.
     residency: Arc<Residency>,
+    /// The load unit.
     unit: Arc<LoadUnit>,
     /// The model.
     pub loaded: Arc<LoadedModel>,
@@ -68,6 +71,7 @@ impl Drop for HeldModel {
 
 /// A loaded model.
 struct ResidentModel {
+    /// The model.
     loaded: Arc<LoadedModel>,
     /// Requests that use it.
     n_held: usize,
@@ -118,7 +122,9 @@ enum HoldOutcome {
 
 /// The state of one load unit.
 struct ResidencyEntry {
+    /// The load unit.
     unit: Arc<LoadUnit>,
+    /// Its phase.
     phase: ResidencyPhase,
     /// Requests that wait for it to be loaded.
     waiters: Vec<Waiter>,

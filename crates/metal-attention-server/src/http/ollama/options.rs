@@ -63,9 +63,13 @@ pub struct OllamaOptions {
 /// The options besides those of [`SamplingFields`].
 #[derive(Deserialize)]
 struct OptionFields {
+    /// The seed; below 0: random.
     seed: Option<WholeNumber>,
+    /// Maximum generated tokens; below 1: unlimited.
     num_predict: Option<WholeNumber>,
+    /// The context length.
     num_ctx: Option<WholeNumber>,
+    /// Stop strings.
     stop: Option<Stop>,
 }
 

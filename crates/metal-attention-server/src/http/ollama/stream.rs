@@ -203,7 +203,7 @@ impl AnswerReader {
     }
 
     /// Returns what an event adds.
-    fn take(&mut self, event: Event) -> Result<AnswerDelta, ApiError> {
+    fn parse(&mut self, event: Event) -> Result<AnswerDelta, ApiError> {
         if let Some(context) = &mut self.context {
             match &event {
                 Event::Token { id, .. } => context.push(*id),
@@ -215,7 +215,7 @@ impl AnswerReader {
         match &mut self.parsers {
             Some(parsers) => {
                 for event in parsers.parse(0, event)? {
-                    self.read(event, &mut part);
+                    self.add_chat_event(event, &mut part);
                 }
             }
             None => match event {
@@ -226,7 +226,7 @@ impl AnswerReader {
                 }
                 Event::Done { reason, text, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
                     part.content = text;
-                    part.end = Some(self.end(&EndReason::of_text(reason, stop_string)?, usage, timings));
+                    part.end = Some(self.end(&EndReason::of_sequence(reason, stop_string)?, usage, timings));
                 }
                 Event::Failed(error) => return Err(error.into()),
             },
@@ -238,7 +238,7 @@ impl AnswerReader {
     }
 
     /// Adds the contents of a chat event to `part`.
-    fn read(&mut self, event: ChatEvent, part: &mut AnswerDelta) {
+    fn add_chat_event(&mut self, event: ChatEvent, part: &mut AnswerDelta) {
         match event {
             ChatEvent::Prompt(_) => {}
             ChatEvent::Answer(AnswerEvent::Content(text)) => part.content += &text,
@@ -304,7 +304,7 @@ pub async fn respond<A: AnswerObject>(
     }
     let mut whole = AnswerDelta::default();
     while let Some((_, event)) = sequences.next().await {
-        whole.add(reader.take(event)?);
+        whole.add(reader.parse(event)?);
     }
     Ok(axum::Json(A::new(&reader.model, whole)).into_response())
 }
@@ -321,7 +321,7 @@ impl<A: AnswerObject> ChunkWriter for AnswerLines<A> {
     const FRAMING: Framing = Framing::JsonLines;
 
     fn event(&mut self, _: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        let part = self.reader.take(event)?;
+        let part = self.reader.parse(event)?;
         // The end is a line of its own, since clients ignore text in the last line.
         let end = AnswerDelta { end: part.end, context: part.context, ..AnswerDelta::default() };
         let rest = AnswerDelta { end: None, context: None, ..part };
@@ -375,7 +375,7 @@ mod tests {
             timings: RequestTimings::default(),
         };
         let events = pieces.iter().map(token).chain([done]);
-        let parts = events.map(|event| reader.take(event).unwrap()).filter(|part| !part.is_empty());
+        let parts = events.map(|event| reader.parse(event).unwrap()).filter(|part| !part.is_empty());
         let json = |part: AnswerDelta| {
             let functions: Vec<_> = part.calls.into_iter().map(|call| call.function).collect();
             json!([part.content, functions, part.end.map(|end| end.done_reason)])

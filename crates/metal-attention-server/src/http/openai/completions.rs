@@ -47,10 +47,15 @@ pub struct CompletionFields {
 
 /// A request to continue prompts.
 pub struct CompletionRequest {
+    /// The name of the model; `None`: the default one.
     model: Option<String>,
+    /// The fields that chats do not have.
     fields: CompletionFields,
+    /// The required form of the texts.
     form: Option<RequestedForm>,
+    /// The settings of generation.
     generation: GenerationSettings,
+    /// Whether a stream ends with the number of tokens.
     include_usage: bool,
     /// Notes for response headers.
     notes: Notes,
@@ -141,7 +146,7 @@ pub async fn completions(
         .map(|(index, echo)| CompletionChoice { index, text: echo.clone(), ..Default::default() })
         .collect();
     while let Some((i, event)) = sequences.next().await {
-        if let Some(part) = writer.take(i, event)? {
+        if let Some(part) = writer.parse(i, event)? {
             let choice = &mut choices[i];
             choice.text += &part.text;
             choice.prompt_logprobs = part.prompt_logprobs.or(choice.prompt_logprobs.take());
@@ -264,7 +269,7 @@ impl CompletionWriter {
     }
 
     /// Returns what an event adds to its sequence; `None`: nothing.
-    fn take(&mut self, i: usize, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
+    fn parse(&mut self, i: usize, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
         match event {
             Event::Prompt(logprobs) => {
                 let (tokenizer, prompt) = (&self.tokenizer, &self.prompts[i / self.n]);
@@ -284,7 +289,7 @@ impl CompletionWriter {
             }
             Event::Done { reason, text, stop_string, usage, end_token, end_logprobs, timings: _ } => {
                 self.usage.add(usage, i.is_multiple_of(self.n));
-                let finish_reason = Some(finish_reason(&EndReason::of_text(reason, stop_string)?));
+                let finish_reason = Some(finish_reason(&EndReason::of_sequence(reason, stop_string)?));
                 // Clients that request the prompt's log probabilities expect an entry for every requested token, also
                 // for the one that ended the text.
                 let end = end_token.zip(end_logprobs).filter(|_| self.echoed_logprobs.is_some());
@@ -298,13 +303,15 @@ impl CompletionWriter {
 
 /// Writes a completion as a stream.
 struct CompletionChunks {
+    /// Makes the chunks.
     writer: CompletionWriter,
+    /// Whether the stream ends with the number of tokens.
     include_usage: bool,
 }
 
 impl ChunkWriter for CompletionChunks {
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError> {
-        if let Some(part) = self.writer.take(i, event)? {
+        if let Some(part) = self.writer.parse(i, event)? {
             out.data(&Completion { choices: vec![part], ..self.writer.head() });
         }
         Ok(())

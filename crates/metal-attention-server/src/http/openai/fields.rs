@@ -23,9 +23,9 @@ pub struct GenerationFields {
     pub model: Option<String>,
     /// The seed of the sampler. Without it, or below 0: random.
     seed: Option<i64>,
-    /// The same as `seed`.
+    /// An alias of `seed`.
     random_seed: Option<i64>,
-    /// The same as `seed`.
+    /// An alias of `seed`.
     sampler_seed: Option<i64>,
     /// Added to the logits of tokens, given by their ids or by texts whose tokens are meant: an object, or a list of
     /// pairs. False forbids a token.
@@ -37,19 +37,19 @@ pub struct GenerationFields {
     stop_token_ids: Option<Vec<u32>>,
     /// Maximum generated tokens; below 0: limited by the context only.
     max_tokens: Option<i64>,
-    /// The same as `max_tokens`, and preferred to it.
+    /// An alias of `max_tokens`, and preferred to it.
     max_completion_tokens: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     n_predict: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     num_predict: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     max_new_tokens: Option<i64>,
-    /// The same as `max_tokens`.
+    /// An alias of `max_tokens`.
     max_output_tokens: Option<i64>,
     /// Minimum generated tokens: the text does not end before.
     min_tokens: Option<u32>,
-    /// The same as `min_tokens`.
+    /// An alias of `min_tokens`.
     min_new_tokens: Option<u32>,
     /// Report the log probability of each token of the prompt after the first, and of this many most likely ones at its
     /// position; not in streams.
@@ -63,7 +63,7 @@ pub struct GenerationFields {
     /// The number of choices.
     #[schema(minimum = 1, maximum = 16, default = 1)]
     n: Option<u32>,
-    /// The same as `n`.
+    /// An alias of `n`.
     #[schema(minimum = 1, maximum = 16)]
     n_cmpl: Option<u32>,
     /// Send the text as it is generated, as server-sent events.

@@ -27,13 +27,13 @@ pub struct ThinkingFields {
     /// Maximum tokens of thoughts; -1: unlimited.
     #[schema(minimum = -1)]
     thinking_budget_tokens: Option<i64>,
-    /// The same as `thinking_budget_tokens`.
+    /// An alias of `thinking_budget_tokens`.
     #[schema(minimum = -1)]
     thinking_budget: Option<i64>,
-    /// The same as `thinking_budget_tokens`.
+    /// An alias of `thinking_budget_tokens`.
     #[schema(minimum = -1)]
     thinking_token_budget: Option<i64>,
-    /// The same as `thinking_budget_tokens`.
+    /// An alias of `thinking_budget_tokens`.
     #[schema(minimum = -1)]
     reasoning_budget: Option<i64>,
 }

@@ -24,7 +24,9 @@ use Neutral::{Negative, Number, True, Word};
 
 /// A field that is refused, and at which endpoints.
 struct EndpointField {
+    /// The field.
     field: RefusedField,
+    /// The endpoints that refuse it.
     at: &'static [Endpoint],
 }
 
@@ -56,7 +58,7 @@ const FIELDS: &[EndpointField] = &[
     field("guided_whitespace_pattern", TEXTS, &[], FORM),
     field("structural_tag", TEXTS, &[], FORM),
     field("format", TEXTS, &[], FORM),
-    // How many choices, and which of them.
+    // The number of choices.
     field("best_of", TEXTS, &[Number(1.0)], LEAVE_OUT),
     field("use_beam_search", TEXTS, &[], LEAVE_OUT),
     field("beam_width", TEXTS, &[Number(1.0)], LEAVE_OUT),

@@ -146,9 +146,12 @@ impl SentItem {
 /// The fields that determine how an item is read.
 #[derive(Deserialize)]
 struct ItemHeader {
+    /// The type; it may be missing, see [`read`](Self::read).
     #[serde(rename = "type")]
     kind: Option<String>,
+    /// The id of the item, or of the item that it refers to.
     id: Option<String>,
+    /// The author of a message.
     role: Option<String>,
 }
 
@@ -211,12 +214,14 @@ impl ItemHeader {
     }
 }
 
+/// The further fields of a message.
 #[derive(Deserialize)]
 struct MessageFields {
     #[serde(default)]
     content: InputText,
 }
 
+/// The further fields of thoughts.
 #[derive(Deserialize)]
 struct ReasoningFields {
     content: Option<InputText>,
@@ -224,6 +229,7 @@ struct ReasoningFields {
     encrypted_content: Option<String>,
 }
 
+/// The further fields of a call of a function or a custom tool.
 #[derive(Deserialize)]
 struct CallFields {
     call_id: String,
@@ -233,6 +239,7 @@ struct CallFields {
     input: Option<String>,
 }
 
+/// The further fields of a call's result.
 #[derive(Deserialize)]
 struct OutputFields {
     call_id: String,

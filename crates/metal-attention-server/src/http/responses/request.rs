@@ -338,6 +338,7 @@ fn messages(conversation: MessageBuilder) -> Result<Vec<Message>, ApiError> {
 fn referred(stored: &ClientResponses, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     #[derive(Deserialize)]
     struct OnlyId {
+        /// The id of the item.
         id: Option<String>,
     }
     let Some(body) = stored.get_by_item(id)? else { return Ok(None) };

@@ -63,8 +63,11 @@ pub struct ResponseStore(Arc<StoreState>);
 #[derive(Debug)]
 /// The state that the clones of a store share.
 struct StoreState {
+    /// The limits.
     limits: StoreLimits,
+    /// The stored responses.
     index: Arc<Mutex<Index>>,
+    /// The folder; `None`: in memory.
     folder: Option<Folder>,
 }
 
@@ -95,7 +98,9 @@ struct IndexEntry {
 /// The folder of a store, with the queue of its writer thread.
 #[derive(Debug)]
 struct Folder {
+    /// Its path.
     path: PathBuf,
+    /// The queue of the writer thread.
     changes: Sender<Change>,
 }
 
@@ -240,7 +245,9 @@ impl Index {
 
 /// Applies changes to the files of a folder, on one thread.
 struct FolderWriter {
+    /// The folder.
     path: PathBuf,
+    /// The stored responses, whose JSON is dropped once it is written.
     index: Arc<Mutex<Index>>,
 }
 

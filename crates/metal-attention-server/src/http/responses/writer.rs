@@ -89,8 +89,11 @@ struct WithItem<'a> {
 /// The body of an event about an item, with further fields.
 #[derive(Serialize)]
 struct OfItem<'a, B> {
+    /// The id of the item.
     item_id: &'a str,
+    /// The index of the item in the output.
     output_index: usize,
+    /// Further fields.
     #[serde(flatten)]
     fields: B,
 }
@@ -121,9 +124,12 @@ struct WholeText<'a> {
 /// An event of the stream.
 #[derive(Serialize)]
 struct StreamEvent<B> {
+    /// Its type.
     #[serde(rename = "type")]
     kind: &'static str,
+    /// Its number in the stream, from 0.
     sequence_number: u64,
+    /// Its other fields.
     #[serde(flatten)]
     body: B,
 }
@@ -468,7 +474,9 @@ fn send(number: &mut u64, kind: &'static str, body: impl Serialize, out: &mut Fr
 
 /// Writes a response as a stream.
 pub struct ResponseChunks {
+    /// The parser of the only choice.
     parsers: ChoiceParsers,
+    /// Makes the events.
     writer: ResponseWriter,
 }
 

@@ -213,11 +213,17 @@ pub fn finish_reason(reason: &EndReason) -> &'static str {
 /// A chunk of a streamed response.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatChunk {
+    /// The id of the response.
     id: String,
+    /// `chat.completion.chunk`.
     object: &'static str,
+    /// When the request arrived, in seconds since 1970.
     created: u64,
+    /// The name of the model.
     model: String,
+    /// One choice, or none in the chunk with the usage.
     choices: Vec<ChunkChoice>,
+    /// Tokens of the request, in the last chunk if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
 }
@@ -225,9 +231,13 @@ pub struct ChatChunk {
 /// The part of a choice that a chunk adds.
 #[derive(Debug, Clone, Default, Serialize)]
 struct ChunkChoice {
+    /// Its index.
     index: usize,
+    /// The added part of the message.
     delta: Delta,
+    /// Log probabilities of added tokens.
     logprobs: Option<ChatLogprobs>,
+    /// The reason why it ended, in its last chunk.
     finish_reason: Option<&'static str>,
 }
 
@@ -287,7 +297,9 @@ impl Delta {
 
 /// Writes a chat completion as a stream of chunks.
 pub struct ChatChunks {
+    /// The parsers of the choices' events.
     parsers: ChoiceParsers,
+    /// Makes the chunks.
     writer: ChatWriter,
     /// Whether the stream ends with the number of tokens.
     include_usage: bool,

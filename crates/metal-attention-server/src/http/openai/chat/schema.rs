@@ -36,7 +36,7 @@ enum ChatRole {
     User,
     Assistant,
     Tool,
-    /// The same as `tool`.
+    /// An alias of `tool`.
     Function,
 }
 
@@ -44,11 +44,11 @@ enum ChatRole {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum ChatContent {
-    /// As one string.
+    /// A string.
     Text(String),
-    /// As parts.
+    /// A list of parts.
     Parts(Vec<TextOrPart>),
-    /// As one part.
+    /// One part.
     Part(Box<ContentPart>),
 }
 
