@@ -14,7 +14,7 @@
 //! Files are downloaded one after the other. An interrupted download is continued later, and a file is moved to its place
 //! only after its checksum has been verified.
 //!
-//! Data flow: a [`ModelName`] selects a repository and a model ([`choose`]); the hub lists the files of the newest commit;
+//! Data flow: a [`ModelName`] selects a repository and a model ([`choose()`]); the hub lists the files of the newest commit;
 //! missing files are downloaded; the [`CachedModel`] has their paths.
 
 mod cache;

@@ -2,7 +2,7 @@
 //!
 //! Data flow: the handler of an endpoint submits `n` sequences to the scheduler, which returns one event receiver
 //! ([`Events`]) for each. [`RunningSequences`] merges these receivers. For a whole response, the handler collects the
-//! events (chats through [`collect`](RunningSequences::collect)); for a stream, [`stream`] passes each event to the
+//! events (chats through [`collect`](RunningSequences::collect)); for a stream, [`stream()`] passes each event to the
 //! endpoint's [`ChunkWriter`], which turns it into frames: server-sent events or lines of JSON.
 //!
 //! Cancellation: an [`Events`] that is dropped cancels its sequence. [`RunningSequences`] owns them, and the response
