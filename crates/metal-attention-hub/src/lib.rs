@@ -123,7 +123,8 @@ impl Hub {
         Ok(None)
     }
 
-    /// Downloads the model in its present version. Files that are in the cache are not downloaded again.
+    /// Downloads the model in its present version. Files that are in the cache are not downloaded again. Offline, returns the
+    /// model of the cache, or an error.
     pub fn pull(&self, name: &ModelName, observer: &mut dyn DownloadObserver) -> Result<CachedModel, HubError> {
         if self.environment.offline {
             if let Some(model) = self.find(name)? {

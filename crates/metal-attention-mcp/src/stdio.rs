@@ -58,7 +58,7 @@ pub struct Stdio {
     child: Child,
     /// Lines for stdin; `None`: stdin is closed.
     stdin: Option<SyncSender<String>>,
-    /// The thread that reads stderr, and the last line that it has read.
+    /// The thread that reads stderr; `None` after its end.
     stderr: Option<JoinHandle<()>>,
     /// The last line of stderr.
     last_line: Arc<Mutex<String>>,

@@ -37,7 +37,7 @@ pub struct AppState {
     /// Whether clients may add, load, unload and delete models and slots.
     pub may_manage: bool,
     /// The shutdown has begun: `/ready` fails, requests are still accepted.
-    leaving: AtomicBool,
+    shutdown_announced: AtomicBool,
     /// New requests are refused.
     shutting_down: AtomicBool,
 }
@@ -65,7 +65,7 @@ impl App {
             metrics: HttpMetrics::default(),
             started,
             models: Arc::new(Models::new(models)),
-            leaving: AtomicBool::new(false),
+            shutdown_announced: AtomicBool::new(false),
             shutting_down: AtomicBool::new(false),
         }))
     }
@@ -112,15 +112,15 @@ pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<ServedModel>, ApiError
 
 impl AppState {
     /// Makes `/ready` report that the server shuts down. Requests are still accepted.
-    pub fn leave(&self) {
-        self.leaving.store(true, Ordering::Release);
+    pub fn announce_shutdown(&self) {
+        self.shutdown_announced.store(true, Ordering::Release);
     }
 
     /// Refuses all new requests.
     pub fn shut_down(&self) {
         // In this order: a client that sees `/ready` fail is refused from then on.
         self.shutting_down.store(true, Ordering::Release);
-        self.leave();
+        self.announce_shutdown();
     }
 
     /// Fails where a load balancer should send requests elsewhere: loading, shutting down, or a failed engine.
@@ -129,7 +129,7 @@ impl AppState {
         if !self.models.has_started() {
             return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
         }
-        if self.leaving.load(Ordering::Acquire) { Err(ApiError::shutting_down()) } else { Ok(()) }
+        if self.shutdown_announced.load(Ordering::Acquire) { Err(ApiError::shutting_down()) } else { Ok(()) }
     }
 
     /// Fails where the server accepts no more requests.

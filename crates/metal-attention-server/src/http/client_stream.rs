@@ -37,13 +37,13 @@ impl ClientStream {
     fn note<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             if self.limit.take().is_some() {
-                self.connection.takes_answer(true);
+                self.connection.set_reading(true);
             }
             return written;
         }
         let timeout = self.timeout;
         let limit = self.limit.get_or_insert_with(|| {
-            self.connection.takes_answer(false);
+            self.connection.set_reading(false);
             Box::pin(sleep(timeout))
         });
         limit.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))

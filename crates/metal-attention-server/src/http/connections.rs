@@ -94,9 +94,9 @@ impl ClientConnection {
     }
 
     /// Sets whether the client reads its response.
-    pub fn takes_answer(&self, takes: bool) {
+    pub fn set_reading(&self, reads: bool) {
         let mut state = self.state();
-        if takes {
+        if reads {
             state.stuck = None;
         } else {
             state.stuck.get_or_insert_with(Instant::now);
@@ -340,7 +340,7 @@ mod tests {
     fn the_connection_of_a_client_that_does_not_read_is_evicted() {
         let connections = Arc::new(Connections::new(1, 1));
         let places = busy(&connections, peer(1), 1);
-        places[0].connection.takes_answer(false);
+        places[0].connection.set_reading(false);
         assert!(
             connections.admit(peer(2)).unwrap().connection.exceeded_limit.is_some(),
             "for a moment that is nothing special"

@@ -16,7 +16,7 @@ pub fn unique(prefix: &str) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn no_two_are_equal() {
+    fn ids_are_unique() {
         let (a, b) = (super::unique("x-"), super::unique("x-"));
         assert_ne!(a, b);
         assert_eq!(a.len(), 26);

@@ -1,4 +1,4 @@
-//! Limits on the contents of a request's fields. They are checked in a first pass over the JSON that allocates nothing:
+//! Limits on the contents of a request's fields. They are checked in a first pass over the JSON that keeps nothing:
 //! a few bytes of JSON can become a hundred in memory.
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};

@@ -138,7 +138,7 @@ pub async fn serve(
     }
     // Load balancers see `/ready` fail while requests are still accepted.
     if failure.is_none() && !is_loading && !app.options.drain_delay.is_zero() {
-        app.leave();
+        app.announce_shutdown();
         let mut delay = pin!(tokio::time::sleep(app.options.drain_delay));
         loop {
             tokio::select! {

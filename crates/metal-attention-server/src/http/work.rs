@@ -24,9 +24,9 @@ pub const THREADS: usize = SMALL_AT_ONCE + LARGE_UNITS;
 /// The size of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkSize {
-    /// Takes about a millisecond or less.
+    /// A body of at most 64 KiB without schemas.
     Small,
-    /// Occupies this many units.
+    /// A larger body, or schemas: occupies this many units.
     Large(u32),
 }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn one_client_does_not_hold_up_another() {
+    async fn large_work_of_one_client_does_not_delay_another() {
         let work = Arc::new(WorkLimiter::default());
         let many: Vec<_> = (0..40).map(|i| block(&work, peer(1), WorkSize::Large(1 + i % 2))).collect();
         let run = async |peer, work_size| work.run(peer, work_size, || Ok(7)).await.unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn more_weighs_more() {
+    fn larger_bodies_are_larger_work() {
         assert_eq!(WorkSize::new(1000, 0), WorkSize::Small);
         assert_eq!(WorkSize::new(100_000, 0), WorkSize::Large(1));
         assert_eq!(WorkSize::new(1000, 2), WorkSize::Small);

@@ -6,7 +6,7 @@
 //! thoughts and tool calls.
 //!
 //! Handlers run `submit` on a blocking thread (`prepare` in `http/mod.rs`), since templates, tokenisation and grammars
-//! take milliseconds. If the client disconnects meanwhile, submission completes and its result is dropped, which cancels
+//! are CPU-bound. If the client disconnects meanwhile, submission completes and its result is dropped, which cancels
 //! the sequences.
 
 use std::borrow::Cow;
@@ -209,8 +209,8 @@ impl ChatJob {
         // Thoughts may only start the answer: not within a message, after the prompt's own thoughts, or where the form
         // covers the whole answer.
         let has_thought = model.template.reasoning().is_some_and(|markers| markers.ended_in(&continuation.prompt.text));
-        let is_whole = self.form.as_ref().is_some_and(|(field, _)| form::is_whole(field));
-        let may_think = self.end == PromptEnd::Answer && !has_thought && !is_whole;
+        let covers_answer = self.form.as_ref().is_some_and(|(field, _)| form::covers_answer(field));
+        let may_think = self.end == PromptEnd::Answer && !has_thought && !covers_answer;
         let (mut events, mut parsers) = (Vec::new(), Vec::new());
         for choice in 0..n {
             let mut request = self.generation.request(app, model, client, &ids, &stop, choice)?;
@@ -303,7 +303,7 @@ impl ChatJob {
             }
             None => return Ok(None),
         };
-        form::followed(field, grammar, left_out, notes).map(Some)
+        form::checked_grammar(field, grammar, left_out, notes).map(Some)
     }
 }
 

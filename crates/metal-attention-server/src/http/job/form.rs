@@ -65,7 +65,7 @@ fn place(field: &'static str, response_format: &Value) -> &'static str {
 
 /// Whether the form of `field` covers the whole answer, as llama.cpp defines it for `grammar`: no thoughts come before
 /// it except those that the prompt has started.
-pub fn is_whole(field: &str) -> bool {
+pub fn covers_answer(field: &str) -> bool {
     field == "grammar"
 }
 
@@ -78,12 +78,12 @@ pub fn raw_grammar(
     let Some((field, form)) = required else { return Ok(None) };
     let mut left_out = Vec::new();
     let grammar = model.grammars.raw(form, &mut left_out);
-    followed(field, grammar, left_out, notes).map(Some)
+    checked_grammar(field, grammar, left_out, notes).map(Some)
 }
 
 /// Returns the compiled `grammar`, or an error that names the field. Notes `left_out`, the places of the schema that
 /// the grammar does not enforce.
-pub fn followed(
+pub fn checked_grammar(
     field: &str,
     grammar: Result<Grammar, GrammarError>,
     left_out: Vec<String>,

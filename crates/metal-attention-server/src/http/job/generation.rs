@@ -124,7 +124,7 @@ impl GenerationSettings {
             min_tokens: self.min_tokens,
             line_end_after: self.line_end_after,
             logit_bias: match &self.logit_bias {
-                Some(bias) => bias.of_tokens(&model.tokenizer, model.n_vocab())?,
+                Some(bias) => bias.resolve(&model.tokenizer, model.n_vocab())?,
                 None => Vec::new(),
             },
             logprobs: self.logprobs,

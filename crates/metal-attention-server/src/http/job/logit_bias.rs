@@ -17,7 +17,7 @@ pub struct LogitBiasMap(Vec<(String, f32)>);
 impl LogitBiasMap {
     /// Resolves texts to token ids: pairs of a token id and the number that is added to its logit; -inf forbids the
     /// token. Fails for unknown ids, numbers that are not finite, and too many tokens.
-    pub fn of_tokens(&self, tokenizer: &Tokenizer, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+    pub fn resolve(&self, tokenizer: &Tokenizer, n_vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
         check_number(self.0.len())?;
         let mut tokens = Vec::new();
         for (token, bias) in &self.0 {
@@ -140,7 +140,7 @@ impl Visitor<'_> for BiasVisitor {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Bias, E> {
-        // Numbers beyond 32 bits become NaN, which `of_tokens` refuses with the token's name.
+        // Numbers beyond 32 bits become NaN, which `resolve` refuses with the token's name.
         Ok(Bias(if value < f64::from(f32::MIN) { f32::NAN } else { value as f32 }))
     }
 }
@@ -157,7 +157,7 @@ mod tests {
         let tokenizer = model.tokenizer().unwrap();
         let read = |json: &str| {
             let bias: LogitBiasMap = serde_json::from_str(json).map_err(|e| e.to_string())?;
-            bias.of_tokens(&tokenizer, 512)
+            bias.resolve(&tokenizer, 512)
                 .map_err(|e| serde_json::to_value(e.body()).unwrap()["error"]["param"].as_str().unwrap().to_owned())
         };
         let never = f32::NEG_INFINITY;

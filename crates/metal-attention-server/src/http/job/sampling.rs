@@ -56,7 +56,7 @@ impl SamplingFields {
 
     /// Returns these options, completed from `base`.
     #[must_use]
-    pub fn over(self, base: &Self) -> Self {
+    pub fn completed_from(self, base: &Self) -> Self {
         let mut numbers = base.numbers.clone();
         numbers.extend(self.numbers);
         Self {
@@ -126,7 +126,7 @@ struct Samplers {
 }
 
 impl Samplers {
-    fn of_names<'a, E: Error>(names: impl Iterator<Item = &'a str>) -> Result<Self, E> {
+    fn from_names<'a, E: Error>(names: impl Iterator<Item = &'a str>) -> Result<Self, E> {
         let (mut order, mut ignored) = (Vec::new(), Vec::new());
         for name in names.map(str::trim).filter(|name| !name.is_empty()) {
             if order.len() + ignored.len() == MAX_SAMPLERS {
@@ -161,7 +161,7 @@ impl<'de> Visitor<'de> for SamplersVisitor {
         let letters = SamplerKind::parse_letters(text).filter(|order| order.len() <= MAX_SAMPLERS);
         match letters.filter(|_| text.parse::<SamplerKind>().is_err()) {
             Some(order) => Ok(Samplers { order, ignored: Vec::new() }),
-            None => Samplers::of_names(text.split(';')),
+            None => Samplers::from_names(text.split(';')),
         }
     }
 
@@ -170,7 +170,7 @@ impl<'de> Visitor<'de> for SamplersVisitor {
         while let Some(name) = list.next_element::<String>()? {
             names.push(name);
         }
-        Samplers::of_names(names.iter().map(String::as_str))
+        Samplers::from_names(names.iter().map(String::as_str))
     }
 }
 

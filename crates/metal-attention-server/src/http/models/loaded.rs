@@ -23,7 +23,7 @@ pub struct LoadedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template.
     pub template: ChatTemplate,
-    /// Compiles grammars for its tokenizer, with a cache.
+    /// Compiles grammars for its tokenizer.
     pub grammars: Grammars,
     /// Maximum tokens of a sequence, its prompt included.
     pub n_ctx: usize,

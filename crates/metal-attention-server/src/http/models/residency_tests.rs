@@ -53,7 +53,7 @@ async fn wait_until(done: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn no_id_is_used_twice() {
+async fn ids_are_not_reused() {
     let residency = Residency::new(None);
     let (a, b) = (add(&residency), add(&residency));
     residency.remove(&b);

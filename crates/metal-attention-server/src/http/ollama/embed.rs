@@ -17,7 +17,7 @@ use crate::http::body::{FromJson, Json, Object};
 use crate::http::limits::MAX_PROMPTS;
 use crate::http::models::{KeepAlive, ModelLease};
 use crate::http::notes::Notes;
-use crate::http::openai::embeddings::cut;
+use crate::http::openai::embeddings::truncate_vector;
 use crate::http::request_line::RequestLine;
 use crate::http::{ApiError, App, prepare, within_timeout};
 
@@ -221,7 +221,7 @@ async fn vectors<R: Send + 'static>(
         let (_model, pending, dimensions, n_tokens, notes) = prepared.await?;
         let mut vectors = Vec::with_capacity(pending.len());
         for vector in pending {
-            vectors.push(cut(vector.await?, dimensions));
+            vectors.push(truncate_vector(vector.await?, dimensions));
         }
         Ok(Embedded { vectors, load, n_tokens, notes })
     };

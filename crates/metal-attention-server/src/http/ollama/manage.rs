@@ -136,7 +136,7 @@ pub async fn create(State(app): State<App>, request: Json<CreateRequest>) -> Res
     let (parameters, base) = (&request.parameters, &from.defaults);
     let defaults = ModelDefaults {
         system: request.system.clone().map_or(base.system.clone(), |system| Some(system).filter(|s| !s.is_empty())),
-        sampling: parameters.sampling.clone().over(&base.sampling),
+        sampling: parameters.sampling.clone().completed_from(&base.sampling),
         stop: if parameters.stop.is_empty() { base.stop.clone() } else { parameters.stop.clone() },
         max_tokens: parameters.max_tokens.or(base.max_tokens),
         context_shift: base.context_shift,

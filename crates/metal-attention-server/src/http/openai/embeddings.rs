@@ -135,7 +135,7 @@ pub async fn embeddings(
         let (pending, n_tokens, dimensions) = prepared.await?;
         let mut data = Vec::with_capacity(pending.len());
         for (index, vector) in pending.into_iter().enumerate() {
-            let vector = cut(vector.await?, dimensions);
+            let vector = truncate_vector(vector.await?, dimensions);
             let vector = match format {
                 EncodingFormat::Float => EmbeddingVector::Float(vector),
                 EncodingFormat::Base64 => {
@@ -157,7 +157,7 @@ pub async fn embeddings(
 }
 
 /// The first `n` values of `vector`, normalised to length 1 again.
-pub fn cut(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
+pub fn truncate_vector(mut vector: Vec<f32>, n: usize) -> Vec<f32> {
     if n < vector.len() {
         vector.truncate(n);
         let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -175,9 +175,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cut_vectors_have_length_one() {
-        assert_eq!(cut(vec![0.6, 0.0, 0.8], 3), [0.6, 0.0, 0.8]);
-        assert_eq!(cut(vec![0.3, 0.4, 0.8], 2), [0.6, 0.8]);
-        assert_eq!(cut(vec![0.0, 1.0], 1), [0.0]);
+    fn truncated_vectors_have_length_one() {
+        assert_eq!(truncate_vector(vec![0.6, 0.0, 0.8], 3), [0.6, 0.0, 0.8]);
+        assert_eq!(truncate_vector(vec![0.3, 0.4, 0.8], 2), [0.6, 0.8]);
+        assert_eq!(truncate_vector(vec![0.0, 1.0], 1), [0.0]);
     }
 }

@@ -181,9 +181,9 @@ impl ItemHeader {
             "reasoning" => {
                 let fields = ReasoningFields::deserialize(json)?;
                 let thoughts = fields.content.map(|InputText(text)| text).filter(|text| !text.is_empty());
-                let sealed = || fields.encrypted_content.as_deref().and_then(thoughts::opened);
+                let encoded = || fields.encrypted_content.as_deref().and_then(thoughts::decode);
                 let summary = || fields.summary.as_ref().map(|InputText(text)| text.clone());
-                Ok(Item::Thoughts(thoughts.or_else(sealed).or_else(summary).filter(|text| !text.is_empty())))
+                Ok(Item::Thoughts(thoughts.or_else(encoded).or_else(summary).filter(|text| !text.is_empty())))
             }
             "function_call" => {
                 let fields = CallFields::deserialize(json)?;
@@ -369,7 +369,7 @@ mod tests {
             ),
             (json!({"type": "reasoning", "summary": null, "content": null}), thoughts(None)),
             (json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}), thoughts(None)),
-            (json!({"type": "reasoning", "encrypted_content": thoughts::sealed("hm")}), thoughts(Some("hm"))),
+            (json!({"type": "reasoning", "encrypted_content": thoughts::encode("hm")}), thoughts(Some("hm"))),
             (json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}), thoughts(Some("hm"))),
             (json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}), thoughts(Some("hm"))),
             (

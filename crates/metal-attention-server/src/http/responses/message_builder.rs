@@ -37,7 +37,7 @@ impl MessageBuilder {
             Item::Message { role, text } => self.push(Message::new(*role, text)),
             Item::Thoughts(None) | Item::Reference(_) | Item::PassedOver(_) => {}
             Item::Thoughts(Some(text)) => {
-                if self.open.as_ref().is_some_and(says_something) {
+                if self.open.as_ref().is_some_and(has_contents) {
                     self.close();
                 }
                 *self.open().reasoning_content.get_or_insert_default() += text;
@@ -70,7 +70,7 @@ impl MessageBuilder {
 
     /// Finishes the assistant's open message. Thoughts without a text or a call are dropped.
     fn close(&mut self) {
-        self.messages.extend(self.open.take().filter(says_something));
+        self.messages.extend(self.open.take().filter(has_contents));
     }
 
     fn push(&mut self, message: Message) {
@@ -79,7 +79,7 @@ impl MessageBuilder {
     }
 }
 
-fn says_something(message: &Message) -> bool {
+fn has_contents(message: &Message) -> bool {
     message.content.is_some() || !message.tool_calls.is_empty()
 }
 

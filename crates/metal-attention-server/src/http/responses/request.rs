@@ -239,8 +239,8 @@ impl ResponseRequest {
         WriterOptions {
             tools: self.tools.clone(),
             input_tool: self.input_tool.clone(),
-            sums_up: self.has_summary(),
-            seals_thoughts: self.fields.includes("reasoning.encrypted_content"),
+            adds_summary: self.has_summary(),
+            encodes_thoughts: self.fields.includes("reasoning.encrypted_content"),
             with_logprobs: self.job.generation.logprobs.is_some(),
         }
     }
@@ -270,7 +270,7 @@ impl ResponseRequest {
         }
         for (i, sent) in self.input.iter().enumerate() {
             if let Item::Reference(item_id) = &sent.item {
-                let json = referred(stored, item_id)?.ok_or_else(|| {
+                let json = find_item(stored, item_id)?.ok_or_else(|| {
                     let place = format!("input[{i}]");
                     let message = format!("{place}: there is no item {item_id:?} here: send the item itself");
                     ApiError::field(place, message).with_code("item_not_found")
@@ -335,7 +335,7 @@ fn messages(conversation: MessageBuilder) -> Result<Vec<Message>, ApiError> {
 }
 
 /// Returns the item `id` of a stored response; `None` if there is no such item.
-fn referred(stored: &ClientResponses, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
+fn find_item(stored: &ClientResponses, id: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     #[derive(Deserialize)]
     struct OnlyId {
         /// The id of the item.

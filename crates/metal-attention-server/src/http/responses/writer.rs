@@ -32,9 +32,9 @@ pub struct WriterOptions {
     /// The custom tool whose input is the whole generated text.
     pub input_tool: Option<ResponseTool>,
     /// Whether reasoning items repeat the thoughts as a summary.
-    pub sums_up: bool,
+    pub adds_summary: bool,
     /// Whether reasoning items have the thoughts encoded for the next request.
-    pub seals_thoughts: bool,
+    pub encodes_thoughts: bool,
     /// Whether texts have log probabilities of their tokens.
     pub with_logprobs: bool,
 }
@@ -216,7 +216,7 @@ impl ResponseWriter {
             let item = OutputItem::Reasoning { id, summary: Vec::new(), content, encrypted_content: None, status };
             self.open(item, OpenItem::Reasoning(String::new()), out);
             self.send_part("response.content_part.added", &ContentPart::ReasoningText { text: String::new() }, out);
-            if self.options.sums_up {
+            if self.options.adds_summary {
                 let part = ContentPart::SummaryText { text: String::new() };
                 let added = json!({"summary_index": 0, "part": part});
                 self.send_about_item("response.reasoning_summary_part.added", added, out);
@@ -225,7 +225,7 @@ impl ResponseWriter {
         if let Some(OpenItem::Reasoning(all)) = &mut self.open {
             all.push_str(text);
             self.send_about_item("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}), out);
-            if self.options.sums_up {
+            if self.options.adds_summary {
                 let delta = json!({"summary_index": 0, "delta": text});
                 self.send_about_item("response.reasoning_summary_text.delta", delta, out);
             }
@@ -375,7 +375,7 @@ impl ResponseWriter {
                 let part = ContentPart::ReasoningText { text: text.clone() };
                 self.send_part("response.content_part.done", &part, out);
                 let mut summed_up = Vec::new();
-                if self.options.sums_up {
+                if self.options.adds_summary {
                     let part = ContentPart::SummaryText { text: text.clone() };
                     let whole = json!({"summary_index": 0, "text": text});
                     self.send_about_item("response.reasoning_summary_text.done", whole, out);
@@ -387,7 +387,7 @@ impl ResponseWriter {
                     self.response.output.last_mut()
                 {
                     *summary = summed_up;
-                    *encrypted_content = self.options.seals_thoughts.then(|| thoughts::sealed(&text));
+                    *encrypted_content = self.options.encodes_thoughts.then(|| thoughts::encode(&text));
                     (*content, *of_item) = (vec![part], status);
                 }
             }
