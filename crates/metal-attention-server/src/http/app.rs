@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::body::BodyBudget;
 use super::connections::Connections;
 use super::metrics::HttpMetrics;
-use super::models::{ModelLease, Models, ModelsOptions, ServedModel};
+use super::models::{ModelLease, Models, ModelsOptions, RegisteredModel};
 use super::work::WorkLimiter;
 use super::{ApiError, HttpOptions, run_blocking, within_timeout};
 
@@ -93,7 +93,7 @@ impl App {
         within_timeout(self, lease).await
     }
 
-    async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<ServedModel>, ApiError> {
+    async fn look_up(&self, name: Option<&str>, look_up: LookUp) -> Result<Arc<RegisteredModel>, ApiError> {
         if !self.models.has_store() {
             return look_up(&self.models, name);
         }
@@ -108,7 +108,7 @@ impl App {
 const LOOK_UPS: usize = 2;
 
 /// Finds a model by the name in a request; `None`: the request names none.
-pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<ServedModel>, ApiError>;
+pub type LookUp = fn(&Models, Option<&str>) -> Result<Arc<RegisteredModel>, ApiError>;
 
 impl AppState {
     /// Makes `/ready` report that the server shuts down. Requests are still accepted.

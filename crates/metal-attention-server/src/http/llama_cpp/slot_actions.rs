@@ -22,7 +22,7 @@ const MAX_NAME: usize = 128;
 /// An operation on a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum SlotCommand {
+enum SlotOperation {
     Save,
     Restore,
     Erase,
@@ -32,7 +32,7 @@ enum SlotCommand {
 #[derive(Debug, Deserialize)]
 pub struct ActionQuery {
     /// The operation.
-    action: Option<SlotCommand>,
+    action: Option<SlotOperation>,
     /// The model's name; `None`: the default one.
     model: Option<String>,
 }
@@ -154,9 +154,9 @@ pub async fn slot_action(
     };
     let model = app.lease(query.model.as_deref().or(file.model.as_deref())).await?;
     let done = match action {
-        SlotCommand::Save => save(&app, &model, id_slot, &folder, file_name(&file)?).await?,
-        SlotCommand::Restore => restore(&app, &model, id_slot, client, &folder, file_name(&file)?).await?,
-        SlotCommand::Erase => SlotAction::Erased { id_slot, n_erased: model.scheduler.erase_slot(id_slot).await? },
+        SlotOperation::Save => save(&app, &model, id_slot, &folder, file_name(&file)?).await?,
+        SlotOperation::Restore => restore(&app, &model, id_slot, client, &folder, file_name(&file)?).await?,
+        SlotOperation::Erase => SlotAction::Erased { id_slot, n_erased: model.scheduler.erase_slot(id_slot).await? },
     };
     Ok(axum::Json(done))
 }

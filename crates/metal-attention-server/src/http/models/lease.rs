@@ -8,7 +8,7 @@ use metal_attention::sampling::SamplerOptions;
 
 use super::keep_alive::KeepAlive;
 use super::loaded::LoadedModel;
-use super::registry::{Models, ServedModel};
+use super::registry::{Models, RegisteredModel};
 use super::residency::HeldModel;
 use super::source::ModelDefaults;
 use crate::http::ApiError;
@@ -21,7 +21,7 @@ pub struct ModelLease {
     /// The registry.
     models: Arc<Models>,
     /// The model's entry in the registry, under the name of the request.
-    entry: Arc<ServedModel>,
+    entry: Arc<RegisteredModel>,
     /// Keeps the model loaded.
     held: Arc<HeldModel>,
     /// The name in the request; empty if it names none.
@@ -39,7 +39,7 @@ impl Deref for ModelLease {
 impl ModelLease {
     pub(super) fn new(
         models: Arc<Models>,
-        entry: Arc<ServedModel>,
+        entry: Arc<RegisteredModel>,
         held: HeldModel,
         requested_name: Option<&str>,
     ) -> Self {

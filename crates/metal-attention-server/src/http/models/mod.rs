@@ -14,7 +14,7 @@ pub use card::{Capabilities, ModelCard};
 pub use keep_alive::{KeepAlive, NoTime};
 pub use lease::ModelLease;
 pub use loaded::{LoadError, LoadedModel};
-pub use registry::{Models, ServedModel};
+pub use registry::{Models, RegisteredModel};
 pub use residency::StartFailure;
 pub use source::{
     MemoryNeed, ModelConfig, ModelDefaults, ModelSource, ModelStore, ModelsOptions, Placement, PullProgress,

@@ -1,7 +1,7 @@
 //! The models that requests can name.
 //!
 //! They come from the configuration, from a model store (a folder, checked for changes at each lookup), and from
-//! clients, which derive models with other defaults from them. Several served models may share one [`LoadUnit`], which
+//! clients, which derive models with other defaults from them. Several registered models may share one [`LoadUnit`], which
 //! [`Residency`] loads and unloads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,18 +31,18 @@ const STORE_AGE: (Duration, u32) = (Duration::from_secs(1), 10);
 const MAX_MADE: usize = 256;
 
 /// A model under the names that requests use.
-pub struct ServedModel {
+pub struct RegisteredModel {
     /// The main name first. In the others `*` stands for any text.
     names: Vec<String>,
     /// Defaults for requests.
     pub defaults: ModelDefaults,
-    /// The model that is loaded for it. Several served models may share it.
+    /// The model that is loaded for it. Several registered models may share it.
     unit: Arc<LoadUnit>,
     /// Its origin, which decides whether it can be deleted.
     origin: ModelOrigin,
 }
 
-/// The origin of a served model.
+/// The origin of a registered model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ModelOrigin {
     /// The configuration, at the start of the server.
@@ -56,7 +56,7 @@ enum ModelOrigin {
     Made,
 }
 
-impl ServedModel {
+impl RegisteredModel {
     /// The main name.
     pub fn main_name(&self) -> &str {
         self.names.first().map_or("", String::as_str)
@@ -87,8 +87,8 @@ impl ServedModel {
 
 /// All models of a server.
 pub struct Models {
-    /// The served models, in the order of their addition.
-    entries: RwLock<Vec<Arc<ServedModel>>>,
+    /// The registered models, in the order of their addition.
+    entries: RwLock<Vec<Arc<RegisteredModel>>>,
     /// The model store; `None`: only the configuration has models.
     store: Option<Box<dyn ModelStore>>,
     /// When the store must be read again; `None`: at once. Locked while it is read.
@@ -115,7 +115,7 @@ impl Models {
             let keep_alive = keep_alive.unwrap_or(if resident { KeepAlive::Forever } else { default });
             let name = names.first().map_or("", String::as_str);
             let unit = residency.add(name, source, resident, keep_alive);
-            Arc::new(ServedModel { names, defaults, unit, origin: ModelOrigin::Configured })
+            Arc::new(RegisteredModel { names, defaults, unit, origin: ModelOrigin::Configured })
         };
         let entries = RwLock::new(models.into_iter().map(entry).collect());
         let (next_refresh, has_refreshed) = (Mutex::default(), AtomicBool::new(false));
@@ -123,17 +123,17 @@ impl Models {
     }
 
     /// The models that requests can name.
-    fn entries(&self) -> Vec<Arc<ServedModel>> {
+    fn entries(&self) -> Vec<Arc<RegisteredModel>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         entries.iter().filter(|entry| entry.can_be_named()).cloned().collect()
     }
 
-    fn entries_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<ServedModel>>> {
+    fn entries_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<RegisteredModel>>> {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All models, loaded or not. May read folders: call it on a blocking thread.
-    pub fn list(&self) -> Vec<Arc<ServedModel>> {
+    pub fn list(&self) -> Vec<Arc<RegisteredModel>> {
         self.refresh_from_store();
         self.entries()
     }
@@ -183,22 +183,22 @@ impl Models {
     }
 
     /// The residency status of a model.
-    pub fn status(&self, entry: &ServedModel) -> ModelStatus {
+    pub fn status(&self, entry: &RegisteredModel) -> ModelStatus {
         self.residency.status(&entry.unit)
     }
 
     /// The model if it is loaded now.
-    pub fn loaded(&self, entry: &ServedModel) -> Option<Arc<LoadedModel>> {
+    pub fn loaded(&self, entry: &RegisteredModel) -> Option<Arc<LoadedModel>> {
         self.residency.loaded(&entry.unit)
     }
 
     /// Finds the model with this name, with or without the tag `latest`. May read folders.
-    pub fn find(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+    pub fn find(&self, name: &str) -> Result<Arc<RegisteredModel>, ApiError> {
         if name.len() > MAX_MODEL_NAME {
             let message = format!("model: the name is longer than the {MAX_MODEL_NAME} bytes that one may have");
             return Err(ApiError::field("model", message));
         }
-        let known = |entries: &[Arc<ServedModel>]| {
+        let known = |entries: &[Arc<RegisteredModel>]| {
             let exact = entries.iter().find(|entry| entry.main_name() == name);
             let plain = || entries.iter().find(|entry| entry.main_name() == without_latest(name));
             let alias = || entries.iter().find(|entry| entry.has_name(name) || entry.has_name(without_latest(name)));
@@ -224,7 +224,7 @@ impl Models {
 
     /// Finds the model that a request means. Where there is only one, any name means it; without a name it is the first
     /// one of the configuration. May read folders.
-    pub fn resolve(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
+    pub fn resolve(&self, name: Option<&str>) -> Result<Arc<RegisteredModel>, ApiError> {
         let first = || {
             let entries = self.list();
             entries.iter().find(|entry| entry.origin == ModelOrigin::Configured).or(entries.first()).cloned()
@@ -241,7 +241,7 @@ impl Models {
     /// Leases the model for a request that names it `requested_name`, and waits until it is loaded. `None`: it was removed.
     pub async fn lease(
         self: &Arc<Self>,
-        entry: &Arc<ServedModel>,
+        entry: &Arc<RegisteredModel>,
         requested_name: Option<&str>,
     ) -> Result<Option<ModelLease>, ApiError> {
         let held = self.residency.hold(&entry.unit).await?;
@@ -249,25 +249,25 @@ impl Models {
     }
 
     /// Sets how long the model stays loaded after each request. Zero unloads an unused model now.
-    pub fn set_keep_alive(&self, entry: &ServedModel, keep_alive: KeepAlive) {
+    pub fn set_keep_alive(&self, entry: &RegisteredModel, keep_alive: KeepAlive) {
         self.residency.set_keep_alive(&entry.unit, keep_alive);
     }
 
     /// Unloads the model when the requests that use it are answered.
-    pub fn unload(&self, entry: &ServedModel) {
+    pub fn unload(&self, entry: &RegisteredModel) {
         self.residency.retire(&entry.unit);
     }
 
     /// Derives the model `name` from `from`, with other defaults. It exists until the server ends. Fails for an invalid
     /// name, the name of a model that is a file, and too many derived models.
-    pub fn make(&self, name: &str, from: &ServedModel, defaults: ModelDefaults) -> Result<(), ApiError> {
+    pub fn make(&self, name: &str, from: &RegisteredModel, defaults: ModelDefaults) -> Result<(), ApiError> {
         let name = without_latest(name);
         if name.is_empty() || name.len() > MAX_MODEL_NAME || name.contains(['*', '\0']) {
             let message = format!("model: {name:?} is no name for a model: 1 to {MAX_MODEL_NAME} bytes without *");
             return Err(ApiError::field("model", message));
         }
         let (unit, origin) = (Arc::clone(&from.unit), ModelOrigin::Made);
-        let entry = Arc::new(ServedModel { names: vec![name.to_owned()], defaults, unit, origin });
+        let entry = Arc::new(RegisteredModel { names: vec![name.to_owned()], defaults, unit, origin });
         let mut entries = self.entries_mut();
         match entries.iter().position(|known| known.can_be_named() && known.main_name() == name) {
             Some(at) if entries[at].origin == ModelOrigin::Made => entries[at] = entry,
@@ -286,7 +286,7 @@ impl Models {
 
     /// Deletes a derived model, or one of the store. Files are deleted with the last model that shares them. Deletes
     /// files: call it on a blocking thread.
-    pub fn delete(&self, entry: &Arc<ServedModel>) -> Result<(), ApiError> {
+    pub fn delete(&self, entry: &Arc<RegisteredModel>) -> Result<(), ApiError> {
         let name = entry.main_name();
         if entry.origin == ModelOrigin::Configured {
             let message = format!("the server was started with the model {name:?}, which cannot be deleted");
@@ -303,7 +303,7 @@ impl Models {
 
     /// Removes the name of a model where another one shares its files, or where it has none in the store. Returns the
     /// store's model where it is the last one: its files are to be deleted.
-    fn delete_name(&self, entry: &Arc<ServedModel>) -> Option<Arc<ServedModel>> {
+    fn delete_name(&self, entry: &Arc<RegisteredModel>) -> Option<Arc<RegisteredModel>> {
         let mut entries = self.entries_mut();
         let at = entries.iter().position(|known| Arc::ptr_eq(known, entry))?;
         let same = || entries.iter().filter(|known| Arc::ptr_eq(&known.unit, &entry.unit));
@@ -317,7 +317,8 @@ impl Models {
             // The entry remains, since the store would list it again.
             ModelOrigin::Stored(version) => {
                 let (names, defaults, unit) = (entry.names.clone(), entry.defaults.clone(), Arc::clone(&entry.unit));
-                entries[at] = Arc::new(ServedModel { names, defaults, unit, origin: ModelOrigin::Deleted(version) });
+                entries[at] =
+                    Arc::new(RegisteredModel { names, defaults, unit, origin: ModelOrigin::Deleted(version) });
             }
             ModelOrigin::Configured | ModelOrigin::Deleted(_) | ModelOrigin::Made => {
                 entries.remove(at);
@@ -329,7 +330,7 @@ impl Models {
         None
     }
 
-    fn forget(&self, entries: &mut Vec<Arc<ServedModel>>, is_gone: impl Fn(&Arc<ServedModel>) -> bool) {
+    fn forget(&self, entries: &mut Vec<Arc<RegisteredModel>>, is_gone: impl Fn(&Arc<RegisteredModel>) -> bool) {
         let gone: Vec<_> = entries.extract_if(.., |entry| is_gone(entry)).collect();
         for entry in gone {
             if !entries.iter().any(|other| Arc::ptr_eq(&other.unit, &entry.unit)) {
@@ -374,7 +375,7 @@ impl Models {
         let found = store.models();
         let (least, times) = STORE_AGE;
         let holds = begun.elapsed().saturating_mul(times).max(least);
-        let is_there = |entry: &ServedModel, version: u64| {
+        let is_there = |entry: &RegisteredModel, version: u64| {
             found.iter().any(|model| model.version == version && model.name == entry.main_name())
         };
         // Requests whose model is removed here look up its new version afterwards.
@@ -387,7 +388,7 @@ impl Models {
             if !entries.iter().any(|entry| entry.main_name() == name) {
                 let unit = self.residency.add(&name, open(), false, self.keep_alive);
                 let (defaults, origin) = (ModelDefaults::default(), ModelOrigin::Stored(version));
-                entries.push(Arc::new(ServedModel { names: vec![name], defaults, unit, origin }));
+                entries.push(Arc::new(RegisteredModel { names: vec![name], defaults, unit, origin }));
             }
         }
         self.has_refreshed.store(true, Ordering::Release);

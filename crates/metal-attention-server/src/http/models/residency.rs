@@ -32,7 +32,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub struct LoadUnit {
     /// Its id, which is never reused.
     id: u64,
-    /// The main name of the first served model that uses it, for messages.
+    /// The main name of the first registered model that uses it, for messages.
     pub name: String,
     /// Loads it.
     pub source: Box<dyn ModelSource>,
@@ -130,7 +130,7 @@ struct ResidencyEntry {
     waiters: Vec<Waiter>,
     /// The memory that is reserved for it.
     memory: Placement,
-    /// Whether no served model uses it any more: the entry is removed when it is unloaded.
+    /// Whether no registered model uses it any more: the entry is removed when it is unloaded.
     is_removed: bool,
 }
 
@@ -592,7 +592,7 @@ impl Residency {
         join_all(loaded.iter().map(|(_, loaded)| loaded.scheduler.shut_down(grace))).await;
     }
 
-    /// Removes a model that no served model uses any more. It is unloaded when the requests that use it are answered;
+    /// Removes a model that no registered model uses any more. It is unloaded when the requests that use it are answered;
     /// requests that wait for it to be loaded again fail with "removed".
     pub fn remove(self: &Arc<Self>, unit: &LoadUnit) {
         let mut entries = self.entries();

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::ErrorBody;
 use super::stream::rfc3339;
 use crate::http::body::{FromJson, Json, Object};
-use crate::http::models::{Capabilities, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models, ServedModel};
+use crate::http::models::{Capabilities, KeepAlive, ModelCard, ModelDefaults, ModelLease, Models, RegisteredModel};
 use crate::http::notes::Notes;
 use crate::http::{ApiError, App, run_blocking};
 
@@ -27,12 +27,12 @@ pub fn required(name: Option<String>) -> Result<String, ApiError> {
 }
 
 /// Finds the model with this name, with or without `:latest`.
-pub async fn find(app: &App, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+pub async fn find(app: &App, name: &str) -> Result<Arc<RegisteredModel>, ApiError> {
     let name = name.to_owned();
     run_blocking(app, move |app| look_up(&app.models, &name)).await
 }
 
-fn look_up(models: &Models, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+fn look_up(models: &Models, name: &str) -> Result<Arc<RegisteredModel>, ApiError> {
     models.find(name).map_err(|error| not_found(name, error))
 }
 
@@ -157,8 +157,8 @@ fn modified(app: &App, card: &ModelCard) -> String {
 
 /// The models whose files can be read, with their properties. Logs the others.
 fn known(
-    models: impl IntoIterator<Item = Arc<ServedModel>>,
-) -> impl Iterator<Item = (Arc<ServedModel>, Arc<ModelCard>)> {
+    models: impl IntoIterator<Item = Arc<RegisteredModel>>,
+) -> impl Iterator<Item = (Arc<RegisteredModel>, Arc<ModelCard>)> {
     models.into_iter().filter_map(|entry| match entry.card() {
         Ok(card) => Some((entry, card)),
         Err(error) => {
@@ -173,7 +173,7 @@ fn known(
     responses((status = 200, description = "The models", body = Tags)))]
 pub async fn tags(State(app): State<App>) -> Result<axum::Json<Tags>, ApiError> {
     let list = run_blocking(&app, |app| {
-        let tag = |(entry, card): (Arc<ServedModel>, Arc<ModelCard>)| Tag {
+        let tag = |(entry, card): (Arc<RegisteredModel>, Arc<ModelCard>)| Tag {
             name: tagged(entry.main_name()),
             model: tagged(entry.main_name()),
             modified_at: modified(app, &card),
@@ -221,7 +221,7 @@ struct Process {
     responses((status = 200, description = "The models", body = Processes)))]
 pub async fn ps(State(app): State<App>) -> Result<axum::Json<Processes>, ApiError> {
     let list = run_blocking(&app, |app| {
-        let process = |(entry, card): (Arc<ServedModel>, Arc<ModelCard>)| {
+        let process = |(entry, card): (Arc<RegisteredModel>, Arc<ModelCard>)| {
             let loaded = app.models.loaded(&entry)?;
             let status = app.models.status(&entry);
             let bytes = |counts: fn(&str) -> bool| -> u64 {
@@ -315,7 +315,7 @@ pub async fn show(State(app): State<App>, request: Json<ShowRequest>) -> Result<
 }
 
 impl Show {
-    fn of(app: &App, entry: &ServedModel, card: &ModelCard) -> Self {
+    fn of(app: &App, entry: &RegisteredModel, card: &ModelCard) -> Self {
         let parameters = parameters(&entry.defaults);
         let from = [format!("FROM {}", entry.main_name())];
         let lines = parameters.iter().map(|(name, value)| format!("PARAMETER {name} {value}"));

@@ -4,7 +4,7 @@ use axum::extract::{Path, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::models::ServedModel;
+use crate::http::models::RegisteredModel;
 use crate::http::{ApiError, App, run_blocking};
 
 /// A list of models.
@@ -58,7 +58,7 @@ fn vocab_type(model: &str) -> u8 {
     kinds.into_iter().zip(1..).find(|(kind, _)| *kind == model).map_or(0, |(_, number)| number)
 }
 
-fn entry(app: &App, model: &ServedModel) -> ModelEntry {
+fn entry(app: &App, model: &RegisteredModel) -> ModelEntry {
     let meta = app.models.loaded(model).map(|model| ModelMeta {
         n_ctx: model.n_ctx,
         n_ctx_train: model.n_ctx_train(),
@@ -79,7 +79,7 @@ pub async fn models(State(app): State<App>) -> Result<axum::Json<ModelList>, Api
     let data = run_blocking(&app, |app| {
         let all = app.models.list().into_iter();
         // An alias is listed as a model of its own; a pattern is not listed.
-        let named = |name: &str, model: &ServedModel| ModelEntry { id: name.to_owned(), ..entry(app, model) };
+        let named = |name: &str, model: &RegisteredModel| ModelEntry { id: name.to_owned(), ..entry(app, model) };
         let names = all.flat_map(|model| {
             let names = model.names().iter().filter(|name| !name.contains('*'));
             names.map(|name| named(name, &model)).collect::<Vec<_>>()
