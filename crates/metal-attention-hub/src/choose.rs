@@ -162,6 +162,7 @@ struct SplitFile<'a> {
 }
 
 impl<'a> SplitFile<'a> {
+    /// Parses the name of a split model's file; `None`: another name.
     fn of(file: &'a str) -> Option<Self> {
         let (stem, ending) = file.split_at_checked(file.len().checked_sub(ENDING)?)?;
         let (rest, count) = stem.rsplit_once("-of-")?;

@@ -73,6 +73,7 @@ impl HubResponse {
 }
 
 impl HubClient {
+    /// A client of the hub at the environment's endpoint.
     pub fn new(environment: &Environment) -> Result<Self, HubError> {
         let endpoint = environment.endpoint.clone();
         let origin = Origin::of(&endpoint).ok_or_else(|| HubError::Environment {

@@ -65,6 +65,7 @@ pub(crate) fn download(
     cache.link(remote.checksum, remote.commit, remote.name)
 }
 
+/// Waits until no other program downloads the file. Fails if the observer stops the download.
 fn wait_for_lock(path: &Path, remote: &RemoteFile, observer: &mut dyn DownloadObserver) -> Result<File, HubError> {
     let mut told = false;
     loop {
@@ -242,6 +243,7 @@ impl<'a> Partial<'a> {
         }
     }
 
+    /// Appends bytes to the file. A full disk is an error of its own.
     fn write(&mut self, bytes: &[u8]) -> Result<(), HubError> {
         match self.file.write_all(bytes) {
             Ok(()) => {}

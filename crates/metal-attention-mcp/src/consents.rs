@@ -128,6 +128,7 @@ impl Consents {
     }
 }
 
+/// Reads the file; empty if it is missing.
 fn read(path: &Path) -> Result<ConsentFile, ConsentError> {
     let read = || {
         let mut text = String::new();

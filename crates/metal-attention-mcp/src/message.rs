@@ -52,6 +52,7 @@ pub fn parse(text: &[u8]) -> Option<Vec<Incoming>> {
     }
 }
 
+/// Reads one message; `None`: invalid.
 fn read(message: Value) -> Option<Incoming> {
     let Value::Object(mut fields) = message else { return None };
     if fields.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {

@@ -172,6 +172,7 @@ impl Server {
         self.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Starts the server if need be, and reports its tools; the last list if it is busy with a call.
     fn report(&self, cancelled: Cancelled) -> ServerReport {
         let mut session = match self.session.try_lock() {
             Ok(session) => session,

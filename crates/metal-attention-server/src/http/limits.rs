@@ -146,6 +146,7 @@ struct FieldCount {
 }
 
 impl FieldCount {
+    /// Adds to the count; fails beyond the limit.
     fn add<E: Error>(&mut self, values: usize, bytes: usize) -> Result<(), E> {
         self.values += values;
         self.bytes += bytes;

@@ -207,6 +207,8 @@ struct CallResult {
     is_error: bool,
 }
 
+/// Calls a tool with the user's consent. A failed call is a result, which the model reads; only unknown tools and a
+/// missing consent are errors.
 async fn call(State(app): State<App>, request: Json<ToolCallRequest>) -> Result<impl IntoResponse, ApiError> {
     let tools = tools(&app)?;
     let ToolCallRequest { server, tool, arguments, consent } = &*request;

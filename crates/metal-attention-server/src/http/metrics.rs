@@ -182,6 +182,7 @@ impl MetricLines {
     }
 }
 
+/// The metrics under this server's own names.
 fn render(http: &HttpMetrics, connections: &Connections, body_bytes: usize, models: &[ModelMetrics]) -> String {
     let mut lines = MetricLines::new("metal_attention_");
     lines.one("connections", "gauge", "Connections that are open now.", connections.len());
@@ -245,6 +246,7 @@ const GAUGES: [MetricColumn; 12] = [
     ("prefix_store_disk_bytes", "Bytes of the disk that they take.", |m| m.stored.disk_bytes),
 ];
 
+/// Adds the metrics of the models' schedulers.
 fn render_schedulers(lines: &mut MetricLines, models: &[ModelMetrics]) {
     for (name, help, value) in COUNTERS {
         lines.each(models, (name, "counter", help), |model| value(&model.scheduler));

@@ -94,7 +94,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let Listeners { requests: listeners, monitoring } = listeners.into();
-    // Without keys, the loopback is open to all programs of this machine, and the server to nothing else.
+    // Without keys, only programs of this machine may send requests.
     let on_loopback = listeners.iter().all(is_loopback);
     let checks_host = on_loopback && options.keys.is_empty();
     let app = App::new(options, models, on_loopback);
@@ -263,6 +263,7 @@ fn is_client_error(error: &std::io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | WouldBlock)
 }
 
+/// Serves the requests of a connection until its end, its eviction, or the shutdown.
 fn serve_connection(
     stream: TcpStream,
     peer: Peer,

@@ -198,6 +198,7 @@ struct StreamState<C> {
 }
 
 impl<C: ChunkWriter> StreamState<C> {
+    /// Returns the next frame; `None` at the end of the stream.
     async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(frame) = self.out.waiting.pop_front() {

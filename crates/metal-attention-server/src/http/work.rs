@@ -79,6 +79,8 @@ impl WorkLimiter {
         task_outcome(tokio::task::spawn_blocking(work).await)
     }
 
+    /// Waits for a permit: for large work first for the client's units, so that a waiting client occupies none of the
+    /// server's.
     async fn acquire(&self, peer: Peer, work_size: WorkSize) -> WorkPermit {
         // The semaphores are never closed, so `ok` loses no error.
         match work_size {

@@ -71,6 +71,7 @@ impl Block {
         }
     }
 
+    /// Reads a block from its fields. The error explains why the type is refused.
     fn read(mut fields: Map<String, Value>) -> Result<Self, String> {
         let kind = match fields.remove("type") {
             Some(Value::String(kind)) => kind,

@@ -142,7 +142,7 @@ mod tests {
             assert_eq!(system(blocks), be_kind);
             assert_eq!(system(json!(format!("{}\nBe kind.\nAlways.", header(n)))), be_kind);
         }
-        // Only a line that starts with it.
+        // Only lines that start with the prefix are removed.
         let quoted = "Leave out x-anthropic-billing-header: a.";
         assert_eq!(system(json!(quoted)), Message::system(quoted));
         assert_eq!(system(json!(header(1))), Message::user("Hello"));

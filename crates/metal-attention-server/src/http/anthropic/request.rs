@@ -231,6 +231,7 @@ impl ToolParam {
 }
 
 impl ToolChoice {
+    /// Converts the choice to the form that all interfaces share. Fails for the type `tool` without a name.
     fn choice(&self) -> Result<tool_choice::ToolChoice, ApiError> {
         Ok(match self.kind {
             ToolChoiceKind::Auto => tool_choice::ToolChoice::Auto,

@@ -112,6 +112,7 @@ impl MessageChunks {
         self.index += 1;
     }
 
+    /// Adds text. White space starts a block only when text follows: templates write blanks around calls.
     fn text(&mut self, text: String, out: &mut Frames) {
         if !matches!(self.open, Some(OpenBlock::Text)) {
             let blanks = std::mem::take(&mut self.blanks) + &text;
@@ -126,6 +127,7 @@ impl MessageChunks {
         self.delta(Delta::Text { text }, out);
     }
 
+    /// Adds thoughts. Where they are left out, they are collected for the signature.
     fn thoughts(&mut self, thinking: String, out: &mut Frames) {
         if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
             let block = ContentBlock::Thinking { thinking: String::new(), signature: String::new() };
@@ -139,6 +141,7 @@ impl MessageChunks {
         }
     }
 
+    /// Adds a part of the answer.
     fn answer(&mut self, event: AnswerEvent, out: &mut Frames) {
         match event {
             AnswerEvent::Content(text) => self.text(text, out),

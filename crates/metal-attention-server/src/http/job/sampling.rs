@@ -126,6 +126,7 @@ struct Samplers {
 }
 
 impl Samplers {
+    /// Reads the names of samplers; unsupported ones are an error unless they are in [`WITHOUT_EFFECT`].
     fn from_names<'a, E: Error>(names: impl Iterator<Item = &'a str>) -> Result<Self, E> {
         let (mut order, mut ignored) = (Vec::new(), Vec::new());
         for name in names.map(str::trim).filter(|name| !name.is_empty()) {

@@ -38,6 +38,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
 }
 
 impl ToolChoice {
+    /// Reads the forms of the chat API and of the Responses API; `None`: invalid.
     fn read(value: &Value) -> Option<Self> {
         let word = |value: &Value| match value.as_str()? {
             "none" => Some(Self::None),

@@ -46,6 +46,7 @@ impl MixedPrompt {
         }
     }
 
+    /// Tokenises the prompt. Only its first part gets the special tokens for the start of a text.
     fn encode(&self, model: &LoadedModel) -> Result<Arc<[u32]>, ApiError> {
         let mut ids = Vec::new();
         for (i, piece) in self.0.iter().enumerate() {

@@ -134,6 +134,7 @@ impl TokenProbability {
 }
 
 impl Timings {
+    /// Converts the counts and times of a sequence.
     fn new(usage: Usage, timings: RequestTimings) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };

@@ -161,6 +161,7 @@ pub async fn slot_action(
     Ok(axum::Json(done))
 }
 
+/// Copies the sequence of a slot to memory and writes it to a file.
 async fn save(
     app: &App,
     model: &ModelLease,
@@ -184,6 +185,7 @@ async fn save(
     Ok(SlotAction::Saved { id_slot, filename: filename.to_owned(), n_saved, n_written, timings })
 }
 
+/// Reads a sequence from a file and gives it to a slot.
 async fn restore(
     app: &App,
     model: &ModelLease,

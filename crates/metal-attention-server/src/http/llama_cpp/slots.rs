@@ -44,6 +44,7 @@ struct SequenceProgress {
 }
 
 impl Slot {
+    /// The slot number `id`; `sequence`: the running one, if any.
     fn new(id: usize, n_ctx: usize, sequence: Option<&RunningText>) -> Self {
         let remaining = |sequence: &RunningText| {
             Some(sequence.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(sequence.n_generated))

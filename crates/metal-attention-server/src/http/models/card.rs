@@ -100,6 +100,8 @@ fn scalars(gguf: &GgufFile) -> Map<String, Value> {
 }
 
 impl Capabilities {
+    /// Derives the capabilities from the metadata: a pooling type means embeddings, and the template shows tools and
+    /// thoughts.
     fn of(gguf: &GgufFile, architecture: &str) -> Self {
         let metadata = gguf.metadata();
         let pools = metadata.get(&format!("{architecture}.pooling_type")).and_then(GgufValue::as_integer);

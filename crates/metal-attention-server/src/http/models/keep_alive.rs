@@ -41,6 +41,7 @@ impl FromStr for KeepAlive {
     }
 }
 
+/// Parses a duration, see [`KeepAlive::from_str`]; `None`: invalid.
 fn read(text: &str) -> Option<KeepAlive> {
     let number = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite());
     if let Some(seconds) = number(text) {

@@ -37,6 +37,7 @@ impl Deref for ModelLease {
 }
 
 impl ModelLease {
+    /// A lease of `entry`, which the request names `requested_name`. Logs the time that the request waited.
     pub(super) fn new(
         models: Arc<Models>,
         entry: Arc<RegisteredModel>,

@@ -26,7 +26,7 @@ use super::source::{MemoryNeed, ModelSource, Placement, SourceError};
 use crate::http::ApiError;
 
 /// The interval at which a load that waits for memory checks again, besides after each unload.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const MEMORY_POLL: Duration = Duration::from_secs(1);
 
 /// A model that is loaded and unloaded as a whole.
 pub struct LoadUnit {
@@ -135,14 +135,16 @@ struct ResidencyEntry {
 }
 
 impl ResidencyEntry {
+    /// Bytes of `device` that are reserved for it.
     fn bytes_on(&self, device: &str) -> u64 {
         self.memory.iter().filter(|need| need.device == device).map(|need| need.bytes).sum()
     }
 
+    /// Whether its memory will be freed: it is retiring or being unloaded.
     fn is_unloading(&self) -> bool {
         match &self.phase {
             ResidencyPhase::Unloading => true,
-            ResidencyPhase::Loaded(running) => running.retiring,
+            ResidencyPhase::Loaded(model) => model.retiring,
             ResidencyPhase::Unloaded | ResidencyPhase::Starting | ResidencyPhase::Loading => false,
         }
     }
@@ -219,12 +221,12 @@ impl Residency {
         let Some(entry) = entries.get_mut(&unit.id).filter(|entry| !entry.is_removed) else {
             return Ok(HoldOutcome::Removed);
         };
-        if let ResidencyPhase::Loaded(running) = &mut entry.phase {
-            running.retiring |= running.loaded.scheduler.defect().is_some();
-            if !running.retiring {
-                running.n_held += 1;
-                running.last_used = Instant::now();
-                let loaded = Arc::clone(&running.loaded);
+        if let ResidencyPhase::Loaded(model) = &mut entry.phase {
+            model.retiring |= model.loaded.scheduler.defect().is_some();
+            if !model.retiring {
+                model.n_held += 1;
+                model.last_used = Instant::now();
+                let loaded = Arc::clone(&model.loaded);
                 let (residency, unit) = (Arc::clone(self), Arc::clone(unit));
                 return Ok(HoldOutcome::Held(HeldModel { residency, unit, loaded, waited: None }));
             }
@@ -235,7 +237,7 @@ impl Residency {
                 return Err(ApiError::unavailable("loading", "the model is still loading: try again soon"));
             }
             ResidencyPhase::Unloaded => self.begin_load(entry),
-            ResidencyPhase::Loaded(running) if running.n_held == 0 => self.begin_unload(entry),
+            ResidencyPhase::Loaded(model) if model.n_held == 0 => self.begin_unload(entry),
             ResidencyPhase::Loaded(_) | ResidencyPhase::Loading | ResidencyPhase::Unloading => {}
         }
         // Waiters whose request has ended would accumulate.
@@ -248,11 +250,11 @@ impl Residency {
     fn release(self: &Arc<Self>, unit: &LoadUnit) {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
-        if let ResidencyPhase::Loaded(running) = &mut entry.phase {
-            running.n_held -= 1;
-            running.last_used = Instant::now();
-            let is_over = running.retiring || running.keep_alive == KeepAlive::For(Duration::ZERO);
-            if running.n_held == 0 && is_over {
+        if let ResidencyPhase::Loaded(model) = &mut entry.phase {
+            model.n_held -= 1;
+            model.last_used = Instant::now();
+            let is_over = model.retiring || model.keep_alive == KeepAlive::For(Duration::ZERO);
+            if model.n_held == 0 && is_over {
                 self.begin_unload(entry);
             }
         }
@@ -262,8 +264,8 @@ impl Residency {
 
     /// Sets how long the model stays loaded after its last request.
     pub fn set_keep_alive(&self, unit: &LoadUnit, keep_alive: KeepAlive) {
-        if let Some(ResidencyEntry { phase: ResidencyPhase::Loaded(running), .. }) = self.entries().get_mut(&unit.id) {
-            running.keep_alive = keep_alive;
+        if let Some(ResidencyEntry { phase: ResidencyPhase::Loaded(model), .. }) = self.entries().get_mut(&unit.id) {
+            model.keep_alive = keep_alive;
         }
         self.changed.notify_waiters();
     }
@@ -275,10 +277,11 @@ impl Residency {
         }
     }
 
+    /// Retires the model of `entry`: it is unloaded when the requests that use it are answered.
     fn retire_entry(self: &Arc<Self>, entry: &mut ResidencyEntry) {
-        if let ResidencyPhase::Loaded(running) = &mut entry.phase {
-            running.retiring = true;
-            if running.n_held == 0 {
+        if let ResidencyPhase::Loaded(model) = &mut entry.phase {
+            model.retiring = true;
+            if model.n_held == 0 {
                 self.begin_unload(entry);
             }
         }
@@ -293,10 +296,10 @@ impl Residency {
             | ResidencyPhase::Starting
             | ResidencyPhase::Loading
             | ResidencyPhase::Unloading => None,
-            ResidencyPhase::Loaded(running) => match running.keep_alive {
+            ResidencyPhase::Loaded(model) => match model.keep_alive {
                 KeepAlive::Forever => None,
-                KeepAlive::For(time) if running.n_held > 0 => Some(time),
-                KeepAlive::For(time) => Some(time.saturating_sub(running.last_used.elapsed())),
+                KeepAlive::For(time) if model.n_held > 0 => Some(time),
+                KeepAlive::For(time) => Some(time.saturating_sub(model.last_used.elapsed())),
             },
         };
         ModelStatus { unloads_in, memory: entry.memory.clone() }
@@ -305,7 +308,7 @@ impl Residency {
     /// The model if it is loaded now. It may be unloaded while the caller has it; its memory is then freed later.
     pub fn loaded(&self, unit: &LoadUnit) -> Option<Arc<LoadedModel>> {
         match &self.entries().get(&unit.id)?.phase {
-            ResidencyPhase::Loaded(running) => Some(Arc::clone(&running.loaded)),
+            ResidencyPhase::Loaded(model) => Some(Arc::clone(&model.loaded)),
             ResidencyPhase::Unloaded
             | ResidencyPhase::Starting
             | ResidencyPhase::Loading
@@ -317,7 +320,7 @@ impl Residency {
     pub fn all_loaded(&self) -> Vec<(Arc<LoadUnit>, Arc<LoadedModel>)> {
         let entries = self.entries();
         let loaded = entries.values().filter_map(|entry| match &entry.phase {
-            ResidencyPhase::Loaded(running) => Some((Arc::clone(&entry.unit), Arc::clone(&running.loaded))),
+            ResidencyPhase::Loaded(model) => Some((Arc::clone(&entry.unit), Arc::clone(&model.loaded))),
             ResidencyPhase::Unloaded
             | ResidencyPhase::Starting
             | ResidencyPhase::Loading
@@ -395,6 +398,7 @@ impl Residency {
         }
     }
 
+    /// Reserves memory for the model and loads it.
     async fn try_load(self: &Arc<Self>, unit: &Arc<LoadUnit>) -> Result<LoadedModel, ApiError> {
         let placements = placements_of(unit).await.map_err(|error| not_loaded(unit, &*error))?;
         let placement = self.reserve_memory(unit, &placements).await?;
@@ -444,7 +448,7 @@ impl Residency {
                 return Ok(placement);
             }
             // Checks again, also after a timeout.
-            let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
+            let _ = tokio::time::timeout(MEMORY_POLL, changed).await;
         }
     }
 
@@ -494,7 +498,8 @@ impl Residency {
         }
     }
 
-    /// The eviction plan for the model at the placement; an error where even that would not free enough.
+    /// The eviction plan for the model at the placement; an error where the model exceeds the capacity of a device, or
+    /// where resident models leave too little of it.
     fn eviction_plan(
         &self,
         entries: &BTreeMap<u64, ResidencyEntry>,
@@ -513,43 +518,45 @@ impl Residency {
             if sum(&|entry| entry.unit.resident && !entry.is_unloading()) + bytes > capacity {
                 return Err(no_room(unit, *bytes, device, capacity));
             }
-            let lacking = (sum(&|_| true) + bytes).saturating_sub(capacity);
-            plan.is_free &= lacking == 0;
-            let going = sum(&|entry| entry.is_unloading() || plan.to_evict.contains(&entry.unit.id));
-            let mut lacking = lacking.saturating_sub(going);
+            let missing = (sum(&|_| true) + bytes).saturating_sub(capacity);
+            plan.is_free &= missing == 0;
+            let unloading = sum(&|entry| entry.is_unloading() || plan.to_evict.contains(&entry.unit.id));
+            let mut missing = missing.saturating_sub(unloading);
             let mut candidates: Vec<_> =
                 entries.values().filter_map(|entry| eviction_candidate(entry, device)).collect();
             candidates.retain(|(_, entry)| !plan.to_evict.contains(&entry.unit.id));
-            candidates.sort_by_key(|(usage, _)| *usage);
-            for (usage, entry) in candidates {
-                if lacking == 0 {
+            candidates.sort_by_key(|(last_use, _)| *last_use);
+            for (last_use, entry) in candidates {
+                if missing == 0 {
                     break;
                 }
-                lacking = lacking.saturating_sub(entry.bytes_on(device));
+                missing = missing.saturating_sub(entry.bytes_on(device));
                 plan.to_evict.insert(entry.unit.id);
-                plan.last_used = plan.last_used.max(Some(usage));
+                plan.last_used = plan.last_used.max(Some(last_use));
             }
             // If this is not enough, models that are being loaded are evicted afterwards.
-            plan.is_enough &= lacking == 0;
+            plan.is_enough &= missing == 0;
         }
         Ok(plan)
     }
 
+    /// Starts to unload the model, which no request uses any more.
     fn begin_unload(self: &Arc<Self>, entry: &mut ResidencyEntry) {
-        let ResidencyPhase::Loaded(running) = std::mem::replace(&mut entry.phase, ResidencyPhase::Unloading) else {
+        let ResidencyPhase::Loaded(model) = std::mem::replace(&mut entry.phase, ResidencyPhase::Unloading) else {
             return;
         };
-        self.runtime.spawn(Arc::clone(self).unload(Arc::clone(&entry.unit), running.loaded));
+        self.runtime.spawn(Arc::clone(self).unload(Arc::clone(&entry.unit), model.loaded));
     }
 
+    /// Unloads the model. Loads it again for requests that have arrived meanwhile.
     async fn unload(self: Arc<Self>, unit: Arc<LoadUnit>, loaded: Arc<LoadedModel>) {
         loaded.scheduler.shut_down(Duration::ZERO).await;
         // Freeing memory may block.
-        let give_back = move || {
+        let free = move || {
             drop(loaded);
             give_back_memory();
         };
-        let _ = tokio::task::spawn_blocking(give_back).await;
+        let _ = tokio::task::spawn_blocking(free).await;
         tracing::info!("unloaded {}", unit.name);
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&unit.id) else { return };
@@ -572,8 +579,8 @@ impl Residency {
             changed.as_mut().enable();
             let mut next = None;
             for entry in self.entries().values_mut() {
-                let ResidencyPhase::Loaded(running) = &entry.phase else { continue };
-                match running.unloads_at() {
+                let ResidencyPhase::Loaded(model) = &entry.phase else { continue };
+                match model.unloads_at() {
                     Some(at) if at <= Instant::now() => self.retire_entry(entry),
                     Some(at) => next = next.into_iter().chain([at]).min(),
                     None => {}
@@ -639,8 +646,8 @@ fn eviction_candidate<'s>(entry: &'s ResidencyEntry, device: &str) -> Option<(La
     if entry.unit.resident || entry.bytes_on(device) == 0 {
         return None;
     }
-    let ResidencyPhase::Loaded(running) = &entry.phase else { return None };
-    (!running.retiring).then_some(((running.n_held > 0, running.last_used), entry))
+    let ResidencyPhase::Loaded(model) = &entry.phase else { return None };
+    (!model.retiring).then_some(((model.n_held > 0, model.last_used), entry))
 }
 
 /// The possible placements of the model. May read its file.

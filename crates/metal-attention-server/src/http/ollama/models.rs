@@ -315,6 +315,7 @@ pub async fn show(State(app): State<App>, request: Json<ShowRequest>) -> Result<
 }
 
 impl Show {
+    /// The description of a model with the properties in `card`.
     fn of(app: &App, entry: &RegisteredModel, card: &ModelCard) -> Self {
         let parameters = parameters(&entry.defaults);
         let from = [format!("FROM {}", entry.main_name())];

@@ -271,6 +271,7 @@ impl AnswerReader {
         ChatTokenLogprob::new(&self.tokenizer, id, logprobs)
     }
 
+    /// The end of the answer, with its counts and times.
     fn end(&self, reason: &EndReason, usage: Usage, timings: RequestTimings) -> AnswerEnd {
         let done_reason = match reason {
             EndReason::End | EndReason::Calls | EndReason::StopString(_) => "stop",

@@ -114,6 +114,7 @@ impl GenerationFields {
         })
     }
 
+    /// The first of the limits that is set; `usize::MAX`: unlimited.
     fn max_tokens(&self) -> Option<usize> {
         let given = [
             self.max_completion_tokens,

@@ -89,6 +89,7 @@ impl CompletionLogprobs {
         list
     }
 
+    /// Appends a token. `logprobs`: `None` for the first token of a prompt.
     fn add(
         &mut self,
         tokenizer: &Tokenizer,

@@ -58,6 +58,7 @@ fn vocab_type(model: &str) -> u8 {
     kinds.into_iter().zip(1..).find(|(kind, _)| *kind == model).map_or(0, |(_, number)| number)
 }
 
+/// The object of a model.
 fn entry(app: &App, model: &RegisteredModel) -> ModelEntry {
     let meta = app.models.loaded(model).map(|model| ModelMeta {
         n_ctx: model.n_ctx,

@@ -144,6 +144,7 @@ impl ThinkingFields {
         switches.into_iter().find_map(|(field, on)| Some((field, on?)))
     }
 
+    /// The maximum tokens of thoughts that are set, with the names of their fields.
     fn budgets(&self) -> impl Iterator<Item = (&'static str, i64)> {
         let nested = match &self.thinking {
             Some(Thinking::Budget { budget_tokens, .. }) => *budget_tokens,

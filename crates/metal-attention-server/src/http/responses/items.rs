@@ -156,6 +156,7 @@ struct ItemHeader {
 }
 
 impl ItemHeader {
+    /// Reads an item by its type. Without a type, an item with a role is a message, and one with an id a reference.
     fn read(&self, json: &RawValue) -> Result<Item, serde_json::Error> {
         let kind = match (&self.kind, &self.role, &self.id) {
             (Some(kind), _, _) => kind,

@@ -252,6 +252,7 @@ struct FolderWriter {
 }
 
 impl FolderWriter {
+    /// Applies a change.
     fn make(&self, change: Change) {
         match change {
             Change::Write(id) => {

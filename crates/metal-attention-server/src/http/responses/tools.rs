@@ -63,6 +63,7 @@ impl ResponseTools {
         Ok(tools)
     }
 
+    /// Adds a tool, or all tools of a namespace. `place`: the path in the request, for errors.
     fn add(&mut self, tool: &Value, namespace: Option<&str>, place: &str, notes: &mut Notes) -> Result<(), ApiError> {
         let wrong = |problem: &str| ApiError::field(place, format!("{place}: {problem}"));
         let fields = tool.as_object().ok_or_else(|| wrong("a tool must be an object"))?;

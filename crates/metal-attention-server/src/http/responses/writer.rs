@@ -204,6 +204,7 @@ impl ResponseWriter {
         }
     }
 
+    /// Adds thoughts to the reasoning item, and opens one if need be. White space alone opens none.
     fn thoughts(&mut self, text: &str, out: &mut Frames) {
         if !matches!(self.open, Some(OpenItem::Reasoning(_))) {
             if text.trim().is_empty() {
@@ -232,6 +233,7 @@ impl ResponseWriter {
         }
     }
 
+    /// Adds text to the message or custom call, and opens one if need be. White space is held back until text follows.
     fn text(&mut self, mut text: String, out: &mut Frames) {
         match &self.open {
             Some(OpenItem::Message { .. } | OpenItem::Input(_)) => {}
@@ -304,6 +306,7 @@ impl ResponseWriter {
         self.open(item, OpenItem::Function(String::new()), out);
     }
 
+    /// Adds a piece of a call's arguments.
     fn arguments(&mut self, piece: &str, out: &mut Frames) {
         match &mut self.open {
             Some(OpenItem::Function(all)) => {
@@ -320,6 +323,7 @@ impl ResponseWriter {
         }
     }
 
+    /// Ends the response: closes the open item, sets the status, stores the response and writes the last event.
     fn end(&mut self, end: &ChatEnd, out: &mut Frames) {
         let is_cut = end.reason.is_cut();
         self.close(is_cut, out);

@@ -160,6 +160,7 @@ impl ChatWriter {
         }
     }
 
+    /// The object of choice `index`.
     fn choice(&mut self, index: usize, answer: &AssembledAnswer) -> ChatChoice {
         let finish_reason = answer.end.as_ref().map(|end| self.ended(index, end));
         let content = answer.logprobs.iter().map(|(id, logprobs)| self.logprob(*id, logprobs)).collect();
