@@ -35,6 +35,7 @@ impl std::fmt::Debug for Server {
     }
 }
 
+/// The session with a server.
 #[derive(Default)]
 struct ServerSession {
     /// The client; `None`: the server is not running.

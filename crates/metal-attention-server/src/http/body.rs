@@ -183,7 +183,10 @@ impl<T: FromJson + Send + 'static> FromRequest<App> for Json<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         check_content_type(request.headers(), Dialect::of_path(request.uri().path()))?;
-        let peer = *request.extensions().get::<Peer>().ok_or_else(|| ApiError::internal("a request of nobody"))?;
+        let peer = *request
+            .extensions()
+            .get::<Peer>()
+            .ok_or_else(|| ApiError::internal("the request has no client address"))?;
         let connection = request.extensions().get::<Arc<ClientConnection>>().cloned();
         let mut reserved = app.bodies.reserve(peer);
         if let Some(connection) = &connection {
