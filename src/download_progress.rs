@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use metal_attention_hub::Observer;
+use metal_attention_hub::DownloadObserver;
 
 use crate::interrupt::{self, Until};
 use crate::metadata_text::safe;
@@ -54,7 +54,7 @@ impl DownloadProgress {
     }
 }
 
-impl Observer for DownloadProgress {
+impl DownloadObserver for DownloadProgress {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
         let resumed = if done > 0 { format!(", {} are there already", units::bytes(done)) } else { String::new() };
         self.line(&format!("downloading {name}, {}{resumed}", units::bytes(bytes)));

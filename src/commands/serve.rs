@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metal_attention_mcp::kill_servers;
 use metal_attention_server::http::{
-    HttpOptions, KeepAlive, Keys, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools,
+    ApiKeys, HttpOptions, KeepAlive, Listeners, ModelConfig, ModelDefaults, ModelStore, ModelsOptions, PageTools,
     ResponseStore, ServeError, StoreLimits, THREADS, serve,
 };
 use tokio::net::TcpListener;
@@ -362,7 +362,7 @@ async fn listen_and_serve(args: &Args, config: Config, options: HttpOptions) -> 
     }
     say(&format!("listening on {}", url(address)));
     let requests = [requests].into_iter().chain(ollama.map(|(listener, _)| listener)).collect();
-    let listeners = Listeners { requests, watchers: watchers.map(|(listener, _)| listener) };
+    let listeners = Listeners { requests, monitoring: watchers.map(|(listener, _)| listener) };
     serve(listeners, options, models, shutdown(signals, stdin)).await.map_err(|error| match error {
         ServeError::Load(error) => match error.downcast::<CliError>() {
             Ok(error) => *error,
@@ -388,7 +388,7 @@ impl Args {
             keys.extend(read_keys(path)?);
         }
         // Those of a file have been looked at.
-        let keys = Keys::new(keys).map_err(|why| {
+        let keys = ApiKeys::new(keys).map_err(|why| {
             CliError::Usage(format!("--api-key or METAL_ATTENTION_API_KEY: {why}; leave it out to let everybody in"))
         })?;
         if access.allow_manage && keys.is_empty() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metal_attention_hub::choose::{ModelFiles, models};
-use metal_attention_hub::{CachedModel, Environment, Hub, ModelName, Observer};
+use metal_attention_hub::{CachedModel, DownloadObserver, Environment, Hub, ModelName};
 use metal_attention_server::http::{ModelStore, PullProgress, SourceError, StoredModel};
 
 use super::{ServedModel, Setup};
@@ -118,7 +118,7 @@ struct Reporter<'r> {
     stops: bool,
 }
 
-impl Observer for Reporter<'_> {
+impl DownloadObserver for Reporter<'_> {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
         self.current = PullProgress { status: format!("pulling {name}"), total: bytes, completed: done };
         self.stops |= !(self.report)(self.current.clone());

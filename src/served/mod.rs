@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metal_attention::scheduler::{SchedulerOptions, StartError};
 use metal_attention::{EngineOptions, ForwardPass, Model, Watch};
-use metal_attention_server::http::{LoadError, Loaded, ModelCard, ModelSource, Placement, SourceError};
+use metal_attention_server::http::{LoadError, LoadedModel, ModelCard, ModelSource, Placement, SourceError};
 
 pub use folder::ModelFolders;
 
@@ -93,7 +93,7 @@ impl ServedModel {
         Ok((engines, options))
     }
 
-    fn load_model(&self, placement: &Placement) -> Result<Loaded, CliError> {
+    fn load_model(&self, placement: &Placement) -> Result<LoadedModel, CliError> {
         let name = self.args.name();
         let model = self.open()?;
         let tokenizer = self.args.tokenizer(&model)?;
@@ -121,7 +121,7 @@ impl ServedModel {
         self.setup.cache.set(&mut options, passes.len() * self.setup.n_models);
         let devices = device_names(&passes);
         let kv_cache_bytes = passes.first().map_or(0, |pass| pass.kv_cache_bytes());
-        let loaded = Loaded::start_replicas(model, passes, &options).map_err(|error| match error {
+        let loaded = LoadedModel::start_replicas(model, passes, &options).map_err(|error| match error {
             LoadError::Model(error) | LoadError::Start(StartError::Model(error)) => error.into(),
             LoadError::FirstToken(_) | LoadError::NoNumbers => CliError::General(error.to_string()),
             LoadError::Start(error) => CliError::General(format!("cannot start the engine: {error}")),
@@ -167,7 +167,7 @@ impl ModelSource for ServedModel {
         Ok(placements)
     }
 
-    fn load(&self, placement: &Placement) -> Result<Loaded, SourceError> {
+    fn load(&self, placement: &Placement) -> Result<LoadedModel, SourceError> {
         Ok(self.load_model(placement)?)
     }
 }
@@ -190,7 +190,7 @@ fn forward_pass(
 }
 
 /// What the start says of the context and the KV cache of a replica, which has so many bytes.
-fn context_line(loaded: &Loaded, kv_cache_bytes: usize, n_parallel: usize, n_replicas: usize) -> String {
+fn context_line(loaded: &LoadedModel, kv_cache_bytes: usize, n_parallel: usize, n_replicas: usize) -> String {
     let each = if n_replicas > 1 { " each" } else { "" };
     format!(
         "context {} tokens a request, KV cache {}{each} shared by {}; -c changes it",

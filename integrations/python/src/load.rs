@@ -9,7 +9,7 @@ use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, Watch};
 use metal_attention_chat::ChatTemplate;
 use metal_attention_grammar::Grammars;
-use metal_attention_hub::{Environment, Hub, HubError, ModelName, Observer, PREFIX};
+use metal_attention_hub::{Environment, Hub, HubError, ModelName, DownloadObserver, PREFIX};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -108,7 +108,7 @@ impl Downloads {
     }
 }
 
-impl Observer for Downloads {
+impl DownloadObserver for Downloads {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
         self.file = Some(File { name: name.to_owned(), bytes, told: Instant::now() });
         self.tell(done);

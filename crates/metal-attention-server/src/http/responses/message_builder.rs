@@ -1,4 +1,5 @@
-//! From items to the messages of a conversation.
+//! Converts items to the messages of a conversation. The interface has one item for thoughts, text or call; a message
+//! of the assistant has all of them.
 
 use metal_attention_chat::{Message, Role, ToolCall};
 use serde_json::json;
@@ -6,22 +7,23 @@ use serde_json::json;
 use super::items::Item;
 use super::tools::offered_name;
 
-/// Makes messages of items: thoughts, a text and calls that follow each other are one message of the assistant.
+/// Builds messages from items. Successive thoughts, a text and calls become one message of the assistant.
 #[derive(Default)]
-pub struct Conversation {
+pub struct MessageBuilder {
+    /// The finished messages.
     messages: Vec<Message>,
-    /// The assistant's message that may go on.
+    /// The assistant's message to which further items may belong.
     open: Option<Message>,
 }
 
-impl Conversation {
-    /// A conversation that begins with `instructions`.
+impl MessageBuilder {
+    /// A conversation that starts with `instructions` as its system message.
     pub fn new(instructions: Option<&str>) -> Self {
         let instructions = instructions.filter(|text| !text.is_empty());
         Self { messages: instructions.map(Message::system).into_iter().collect(), open: None }
     }
 
-    /// Adds an item. References are to be resolved before.
+    /// Adds an item. References must be resolved before: they are ignored here.
     pub fn add(&mut self, item: &Item) {
         match item {
             Item::Message { role: Role::Assistant, text } => {
@@ -35,7 +37,7 @@ impl Conversation {
             Item::Message { role, text } => self.push(Message::new(*role, text)),
             Item::Thoughts(None) | Item::Reference(_) | Item::PassedOver(_) => {}
             Item::Thoughts(Some(text)) => {
-                if self.open.as_ref().is_some_and(says_something) {
+                if self.open.as_ref().is_some_and(has_contents) {
                     self.close();
                 }
                 *self.open().reasoning_content.get_or_insert_default() += text;
@@ -55,19 +57,20 @@ impl Conversation {
         }
     }
 
-    /// The messages.
+    /// Returns the messages.
     pub fn finish(mut self) -> Vec<Message> {
         self.close();
         self.messages
     }
 
+    /// The assistant's open message; starts one if need be.
     fn open(&mut self) -> &mut Message {
         self.open.get_or_insert_with(|| Message { content: None, ..Message::assistant("") })
     }
 
-    /// Ends the assistant's message. Thoughts that nothing came of are left out.
+    /// Finishes the assistant's open message. Thoughts without a text or a call are dropped.
     fn close(&mut self) {
-        self.messages.extend(self.open.take().filter(says_something));
+        self.messages.extend(self.open.take().filter(has_contents));
     }
 
     fn push(&mut self, message: Message) {
@@ -76,7 +79,7 @@ impl Conversation {
     }
 }
 
-fn says_something(message: &Message) -> bool {
+fn has_contents(message: &Message) -> bool {
     message.content.is_some() || !message.tool_calls.is_empty()
 }
 
@@ -100,9 +103,9 @@ mod tests {
         Item::Output { call_id: id.into(), text: id.to_uppercase() }
     }
 
-    /// The messages on a line each: role, thoughts, text, calls.
+    /// The messages, one on each line: role, thoughts, text, calls.
     fn lines(items: &[Item]) -> Vec<String> {
-        let mut conversation = Conversation::new(Some("i"));
+        let mut conversation = MessageBuilder::new(Some("i"));
         for item in items {
             conversation.add(item);
         }
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_one_message() {
+    fn successive_items_are_one_message() {
         let assistant = |text: &str| says(Role::Assistant, text);
         let user = || says(Role::User, "u");
         assert_eq!(
@@ -138,7 +141,7 @@ mod tests {
 
     #[test]
     fn custom_calls_have_one_argument() {
-        let mut conversation = Conversation::new(None);
+        let mut conversation = MessageBuilder::new(None);
         let (id, name, input) = ("c".into(), "patch".into(), "a \"b\"".into());
         conversation.add(&Item::CustomCall { id, namespace: Some("mcp__x__".into()), name, input });
         let messages = conversation.finish();

@@ -1,13 +1,13 @@
-//! Server-sent events (the HTML standard, "Parsing an event stream"), as far as MCP uses them: the data.
+//! Reads server-sent events (HTML standard, "Parsing an event stream"). Only their data is used by MCP.
 
 use std::io::{BufRead, BufReader, Read};
 
 use crate::limits::MAX_MESSAGE;
 
-/// A stream of events.
-pub struct EventStream<R>(BufReader<R>);
+/// A reader of server-sent events.
+pub struct SseReader<R>(BufReader<R>);
 
-/// Why there is no next event or line.
+/// The reason why there is no next event or line.
 #[derive(Debug)]
 pub enum StreamEnd {
     /// The stream is over, or broke.
@@ -16,13 +16,13 @@ pub enum StreamEnd {
     TooLong,
 }
 
-impl<R: Read> EventStream<R> {
-    /// The events of `reader`.
+impl<R: Read> SseReader<R> {
+    /// Reads events from `reader`.
     pub fn new(reader: R) -> Self {
         Self(BufReader::new(reader))
     }
 
-    /// The data of the next event that has data.
+    /// Returns the data of the next event with data.
     pub fn next(&mut self) -> Result<Vec<u8>, StreamEnd> {
         let mut data: Option<Vec<u8>> = None;
         loop {
@@ -47,7 +47,8 @@ impl<R: Read> EventStream<R> {
     }
 }
 
-/// The next line without its line break, of at most `most` bytes. A last line without a line break is incomplete and dropped.
+/// Reads a line of at most `most` bytes, without its line break. A last line without a line break is incomplete and
+/// dropped.
 pub fn read_line(reader: &mut impl BufRead, most: usize) -> Result<Vec<u8>, StreamEnd> {
     let mut line = Vec::new();
     let read = reader.take(most as u64 + 2).read_until(b'\n', &mut line);
@@ -68,7 +69,7 @@ mod tests {
     #[test]
     fn events_have_data() {
         let text = ": comment\r\n\r\nevent: message\r\nid: 1\r\ndata: {\"a\":\r\ndata:1}\r\n\r\n\ndata\n\ndata: lost";
-        let mut events = EventStream::new(text.as_bytes());
+        let mut events = SseReader::new(text.as_bytes());
         assert_eq!(events.next().unwrap(), b"{\"a\":\n1}");
         assert_eq!(events.next().unwrap(), b"");
         assert!(matches!(events.next(), Err(StreamEnd::Ended)));
@@ -77,9 +78,9 @@ mod tests {
     #[test]
     fn no_event_is_longer_than_a_message() {
         let endless = || b"data: ".chain(std::io::repeat(b'a'));
-        assert!(matches!(EventStream::new(endless()).next(), Err(StreamEnd::TooLong)));
+        assert!(matches!(SseReader::new(endless()).next(), Err(StreamEnd::TooLong)));
         let lines = format!("data: {}\n", "a".repeat(1 << 20)).repeat(5);
-        assert!(matches!(EventStream::new(lines.as_bytes()).next(), Err(StreamEnd::TooLong)));
+        assert!(matches!(SseReader::new(lines.as_bytes()).next(), Err(StreamEnd::TooLong)));
     }
 
     #[test]

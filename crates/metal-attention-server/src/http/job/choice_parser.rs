@@ -1,4 +1,4 @@
-//! What the scheduler's events mean in a conversation: text, thoughts and calls.
+//! Parses the scheduler's events of a chat into text, thoughts (reasoning) and tool calls.
 
 use std::sync::Arc;
 
@@ -8,52 +8,52 @@ use metal_attention_chat::{AnswerEvent, ToolCallParser};
 
 use crate::http::ApiError;
 
-/// What an event adds to an answer.
+/// The meaning of an event for its choice.
 #[derive(Debug)]
 pub enum ChatEvent {
-    /// The prompt was evaluated: the log probabilities of its tokens after the first.
+    /// The prompt was evaluated: log probabilities of its tokens after the first.
     Prompt(Vec<TokenLogprobs>),
-    /// Text, thoughts, or a part of a call.
+    /// A part of the text, the thoughts or a tool call.
     Answer(AnswerEvent),
-    /// The call ends because the answer was cut off: its arguments may be incomplete.
+    /// The current tool call ends because the sequence was cut off: its arguments may be incomplete.
     CutCall,
-    /// The log probabilities of token `id`.
+    /// The log probabilities of the generated token with this id.
     Logprobs(u32, TokenLogprobs),
-    /// The answer is complete. It is the last event.
+    /// The choice is complete. The last event.
     End(ChatEnd),
 }
 
-/// How an answer ended.
+/// The end of a choice.
 #[derive(Debug)]
 pub struct ChatEnd {
-    /// Why.
+    /// The reason.
     pub reason: EndReason,
-    /// Tokens that it took.
+    /// Prompt and generated tokens.
     pub usage: Usage,
-    /// Tokens of thoughts, their marks included; `None`: there were no thoughts.
+    /// Tokens of thoughts, including their delimiters; `None` if there were no thoughts.
     pub reasoning_tokens: Option<usize>,
-    /// The time that it took.
+    /// Times of the sequence.
     pub timings: RequestTimings,
 }
 
-/// Why an answer ended.
+/// The reason why a choice ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndReason {
-    /// The model ended it.
+    /// The model generated an end-of-text token.
     End,
-    /// The model ended it, or its first call did, and it calls functions.
+    /// The model made tool calls and ended its text, or the first call ended it.
     Calls,
-    /// This stop string.
+    /// A stop string, this one.
     StopString(String),
-    /// It has as many tokens as the request allows.
+    /// The maximum number of generated tokens.
     Length,
     /// The context is full.
     ContextFull,
 }
 
 impl EndReason {
-    /// Of a text that ended by itself; an error where it did not.
-    pub fn of_text(reason: FinishReason, stop_string: Option<String>) -> Result<Self, ApiError> {
+    /// The reason for a sequence that ended with `reason`. A timeout or a shutdown is an error.
+    pub fn of_sequence(reason: FinishReason, stop_string: Option<String>) -> Result<Self, ApiError> {
         match reason {
             FinishReason::EndOfText => Ok(Self::End),
             FinishReason::StopString => Ok(Self::StopString(stop_string.unwrap_or_default())),
@@ -64,7 +64,7 @@ impl EndReason {
         }
     }
 
-    /// Whether the answer was cut off.
+    /// Whether the choice was cut off before the model ended it.
     pub fn is_cut(&self) -> bool {
         match self {
             Self::End | Self::Calls | Self::StopString(_) => false,
@@ -73,23 +73,26 @@ impl EndReason {
     }
 }
 
-/// An answer as it is read.
-pub struct Reply {
+/// The parser of one choice's events.
+pub struct ChoiceParser {
+    /// Splits text into content, thoughts and tool calls.
     parser: ToolCallParser,
-    /// Nothing after the first call is handed out.
+    /// Whether the choice ends after its first tool call; later output is dropped.
     single_call: bool,
+    /// Whether a tool call has ended.
     called: bool,
+    /// Tokens of thoughts so far; `None`: no thoughts so far.
     reasoning_tokens: Option<usize>,
 }
 
-impl Reply {
-    /// An answer that `parser` reads; `single_call`: it ends with its first call.
+impl ChoiceParser {
+    /// A choice that `parser` splits. `single_call`: it ends after its first tool call.
     pub fn new(parser: ToolCallParser, single_call: bool) -> Self {
         Self { parser, single_call, called: false, reasoning_tokens: None }
     }
 
-    /// What is handed out of `events`; `is_cut`: a call that ends in them was cut off.
-    fn hand_out(&mut self, events: Vec<AnswerEvent>, is_cut: bool) -> Vec<ChatEvent> {
+    /// Converts the parser's events. `is_cut`: a call that ends among them was cut off.
+    fn convert(&mut self, events: Vec<AnswerEvent>, is_cut: bool) -> Vec<ChatEvent> {
         let mut parts = Vec::new();
         for event in events {
             if self.single_call && self.called {
@@ -103,47 +106,49 @@ impl Reply {
     }
 }
 
-/// The answers of one job as they are read.
-pub struct Replies {
+/// The parsers of all choices of one job.
+pub struct ChoiceParsers {
+    /// The model's tokenizer, which gives the bytes of tokens.
     tokenizer: Arc<Tokenizer>,
-    replies: Vec<Reply>,
+    /// One parser a choice, by index.
+    choices: Vec<ChoiceParser>,
 }
 
-impl Replies {
-    /// Answers whose tokens `tokenizer` spells.
-    pub fn new(tokenizer: Arc<Tokenizer>, replies: Vec<Reply>) -> Self {
-        Self { tokenizer, replies }
+impl ChoiceParsers {
+    /// The parsers `choices` of a model with `tokenizer`.
+    pub fn new(tokenizer: Arc<Tokenizer>, choices: Vec<ChoiceParser>) -> Self {
+        Self { tokenizer, choices }
     }
 
-    /// How many answers there are.
+    /// The number of choices.
     pub fn len(&self) -> usize {
-        self.replies.len()
+        self.choices.len()
     }
 
-    /// What an event of answer `i` adds. An error is the end of the request.
-    pub fn take(&mut self, i: usize, event: Event) -> Result<Vec<ChatEvent>, ApiError> {
-        let reply = &mut self.replies[i];
+    /// Parses an event of choice `i`. An error (timeout, shutdown, failed sequence) ends the whole request.
+    pub fn parse(&mut self, i: usize, event: Event) -> Result<Vec<ChatEvent>, ApiError> {
+        let choice = &mut self.choices[i];
         match event {
             Event::Prompt(logprobs) => Ok(vec![ChatEvent::Prompt(logprobs)]),
             Event::Token { id, text, logprobs } => {
-                let was_thinking = reply.parser.is_thinking();
-                let events = reply.parser.push_token(&self.tokenizer, id, &text);
-                if was_thinking || reply.parser.is_thinking() {
-                    *reply.reasoning_tokens.get_or_insert_default() += 1;
+                let was_thinking = choice.parser.is_thinking();
+                let events = choice.parser.push_token(&self.tokenizer, id, &text);
+                if was_thinking || choice.parser.is_thinking() {
+                    *choice.reasoning_tokens.get_or_insert_default() += 1;
                 }
-                let mut parts = reply.hand_out(events, false);
+                let mut parts = choice.convert(events, false);
                 parts.extend(logprobs.map(|logprobs| ChatEvent::Logprobs(id, logprobs)));
                 Ok(parts)
             }
             Event::Done { reason, text, stop_string, usage, timings, end_token: _, end_logprobs: _ } => {
-                let reason = EndReason::of_text(reason, stop_string)?;
-                let events = reply.parser.push(&text);
-                let mut parts = reply.hand_out(events, false);
-                let rest = reply.parser.finish();
-                parts.extend(reply.hand_out(rest, reason.is_cut()));
-                let calls = reply.parser.n_calls() > 0 && !reason.is_cut();
+                let reason = EndReason::of_sequence(reason, stop_string)?;
+                let events = choice.parser.push(&text);
+                let mut parts = choice.convert(events, false);
+                let rest = choice.parser.finish();
+                parts.extend(choice.convert(rest, reason.is_cut()));
+                let calls = choice.parser.n_calls() > 0 && !reason.is_cut();
                 let reason = if calls { EndReason::Calls } else { reason };
-                let reasoning_tokens = reply.reasoning_tokens;
+                let reasoning_tokens = choice.reasoning_tokens;
                 parts.push(ChatEvent::End(ChatEnd { reason, usage, reasoning_tokens, timings }));
                 Ok(parts)
             }
@@ -160,12 +165,12 @@ mod tests {
 
     use super::*;
 
-    /// The ends of calls, and of the answer, in what is written in `pieces`.
+    /// The events at the ends of calls and of the choice for a text that arrives in `pieces`.
     fn ends(pieces: &[&str], reason: FinishReason) -> Vec<String> {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let tool = json!({"type": "function", "function": {"name": "now"}});
         let parser = ToolCallParser::new(ToolFormat::Hermes, &[Tool::try_from(tool).unwrap()]);
-        let mut replies = Replies::new(tokenizer, vec![Reply::new(parser, false)]);
+        let mut choices = ChoiceParsers::new(tokenizer, vec![ChoiceParser::new(parser, false)]);
         let token = |piece: &&str| Event::Token { id: 400, text: (*piece).to_owned(), logprobs: None };
         let done = Event::Done {
             reason,
@@ -177,7 +182,7 @@ mod tests {
             timings: RequestTimings::default(),
         };
         let events = pieces.iter().map(token).chain([done]);
-        let parts = events.flat_map(|event| replies.take(0, event).unwrap());
+        let parts = events.flat_map(|event| choices.parse(0, event).unwrap());
         let end = |part| match part {
             ChatEvent::Answer(AnswerEvent::CallEnd { index }) => Some(format!("call {index}")),
             ChatEvent::CutCall => Some("cut call".into()),
@@ -188,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_cut_off_is_marked() {
+    fn a_tool_call_that_is_cut_off_is_marked() {
         let whole = "<tool_call>{\"name\": \"now\", \"arguments\": {}}";
         let cut = "</tool_call><tool_call>{\"name\": \"now\", \"arguments\": {\"zone\": \"C";
         assert_eq!(ends(&[whole, cut], FinishReason::Length), ["call 0", "cut call", "Length"]);
         assert_eq!(ends(&[cut], FinishReason::ContextFull), ["cut call", "ContextFull"]);
         assert_eq!(ends(&[whole], FinishReason::Length), ["call 0", "Length"]);
-        // The model itself ended within the call.
+        // The model itself ended its text within the call.
         assert_eq!(ends(&[whole, cut], FinishReason::EndOfText), ["call 0", "call 1", "Calls"]);
     }
 }

@@ -1,4 +1,12 @@
-//! From the scheduler's events to an answer: whole, or as a stream.
+//! Turns the scheduler's events into an HTTP response: whole, or as a stream.
+//!
+//! Data flow: the handler of an endpoint submits `n` sequences to the scheduler, which returns one event receiver
+//! ([`Events`]) for each. [`RunningSequences`] merges these receivers. For a whole response, the handler collects the
+//! events (chats through [`collect`](RunningSequences::collect)); for a stream, [`stream()`] passes each event to the
+//! endpoint's [`ChunkWriter`], which turns it into frames: server-sent events or lines of JSON.
+//!
+//! Cancellation: an [`Events`] that is dropped cancels its sequence. [`RunningSequences`] owns them, and the response
+//! body owns [`RunningSequences`], so a client that disconnects ends all sequences of its request.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,32 +21,36 @@ use futures_util::stream::{self, Stream, StreamExt};
 use metal_attention::scheduler::{Event, Events};
 use serde::Serialize;
 
-use super::job::answer::Answer;
-use super::job::reply::Replies;
+use super::job::answer::AssembledAnswer;
+use super::job::choice_parser::ChoiceParsers;
 use super::models::ModelLease;
 use super::request_line::RequestLine;
 use super::{ApiError, App};
 
-/// How often a stream says that it is alive where there is nothing else to say.
+/// The interval of keep-alive frames in a stream without other frames.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The events of several texts as they come, each with the text's number.
-type Merged = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
+/// The events of several sequences in the order of their arrival, each with the index of its sequence.
+type SequenceEvents = Pin<Box<dyn Stream<Item = (usize, Event)> + Send>>;
 
-/// The texts of one request, as they are generated. Dropping it cancels them.
-pub struct Texts {
+/// The running sequences of one request. Dropping it cancels those that have not ended.
+pub struct RunningSequences {
+    /// The shared state, for metrics.
     app: App,
-    /// Keeps the model loaded.
+    /// Keeps the model loaded while its sequences run.
     _model: ModelLease,
+    /// When the sequences were submitted.
     submitted: Instant,
+    /// By sequence: whether its first event has arrived, for the time-to-first-token metric.
     begun: Vec<bool>,
-    merged: Merged,
-    /// The request's line in the log.
+    /// The events of all sequences.
+    merged: SequenceEvents,
+    /// The request's log line; `None` outside of a request.
     line: Option<Arc<RequestLine>>,
 }
 
-impl Texts {
-    /// The texts of `model` that `events` belong to.
+impl RunningSequences {
+    /// Takes over the sequences that `model` runs; `events` has one receiver for each.
     pub fn new(app: App, model: ModelLease, events: Vec<Events>) -> Self {
         let begun = vec![false; events.len()];
         let one = |(i, events): (usize, Events)| {
@@ -47,12 +59,12 @@ impl Texts {
         let merged = stream::select_all(events.into_iter().enumerate().map(one)).boxed();
         let line = RequestLine::current();
         if let Some(line) = &line {
-            line.texts(begun.len());
+            line.sequences(begun.len());
         }
         Self { app, _model: model, submitted: Instant::now(), begun, merged, line }
     }
 
-    /// The next event and the number of its text; `None` once all have ended.
+    /// Returns the next event with the index of its sequence; `None` after all sequences have ended.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         let (i, event) = self.merged.next().await?;
         if let Some(line) = &self.line {
@@ -64,31 +76,34 @@ impl Texts {
         Some((i, event))
     }
 
-    /// The whole answers, as `replies` read the texts.
-    pub async fn answers(&mut self, replies: &mut Replies) -> Result<Vec<Answer>, ApiError> {
-        let mut answers: Vec<Answer> = (0..replies.len()).map(|_| Answer::default()).collect();
+    /// Waits for all sequences and returns one assembled answer each; `parsers` has one parser for each sequence.
+    ///
+    /// The first failed sequence is the error of the whole request. The others are cancelled when `self` is dropped.
+    pub async fn collect(&mut self, parsers: &mut ChoiceParsers) -> Result<Vec<AssembledAnswer>, ApiError> {
+        let mut answers: Vec<AssembledAnswer> = (0..parsers.len()).map(|_| AssembledAnswer::default()).collect();
         while let Some((i, event)) = self.next().await {
-            replies.take(i, event)?.into_iter().for_each(|part| answers[i].add(part));
+            parsers.parse(i, event)?.into_iter().for_each(|part| answers[i].add(part));
         }
         Ok(answers)
     }
 }
 
-/// Makes the frames of a stream.
-pub trait Chunks: Send + 'static {
-    /// How the frames are written.
+/// Turns the events of a request's sequences into the frames of one stream. Each interface has its own.
+pub trait ChunkWriter: Send + 'static {
+    /// The framing of this stream.
     const FRAMING: Framing = Framing::ServerSentEvents;
 
-    /// Those that an event of text `i` adds. An error ends the stream.
+    /// Appends the frames of an event of sequence `i` to `out`. An error ends the stream: the other sequences are
+    /// cancelled.
     fn event(&mut self, i: usize, event: Event, out: &mut Frames) -> Result<(), ApiError>;
 
-    /// Those at the end, after all texts.
+    /// Appends the last frames, after all sequences have ended.
     fn end(&mut self, out: &mut Frames);
 
-    /// Those of an error, which is the end.
+    /// Appends the frames of an error, which are the last ones: the HTTP status was sent before.
     fn error(&mut self, error: &ApiError, out: &mut Frames);
 
-    /// Those that say that the stream is alive, where nothing has come for a while.
+    /// Appends a frame that keeps the connection open after [`KEEP_ALIVE`] without one. JSON lines have no such frame.
     fn keep_alive(&mut self, out: &mut Frames) {
         match Self::FRAMING {
             Framing::ServerSentEvents => out.comment(),
@@ -97,7 +112,7 @@ pub trait Chunks: Send + 'static {
     }
 }
 
-/// How the frames of a stream are written.
+/// The framing of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
     /// `text/event-stream`.
@@ -115,16 +130,17 @@ impl Framing {
     }
 }
 
-/// Frames that wait to be sent.
+/// Frames that are queued for the client.
 #[derive(Default)]
 pub struct Frames {
+    /// The frames in order.
     waiting: VecDeque<String>,
-    /// Nothing is written, and nothing waits.
+    /// Whether frames are dropped instead of queued.
     discards: bool,
 }
 
 impl Frames {
-    /// Frames that are never sent.
+    /// A queue that drops all frames, for whole responses that a stream's writer builds.
     pub fn discarding() -> Self {
         Self { waiting: VecDeque::new(), discards: true }
     }
@@ -145,79 +161,83 @@ impl Frames {
         self.push(|| format!("event: {name}\ndata: {}\n\n", json(object)));
     }
 
-    /// Adds `[DONE]`, as OpenAI ends a stream.
+    /// Adds `[DONE]`, the end of OpenAI's streams.
     pub fn done(&mut self) {
         self.push(|| "data: [DONE]\n\n".into());
     }
 
-    /// Adds an object on a line of its own.
+    /// Adds an object as one line of JSON.
     pub fn line(&mut self, object: &impl Serialize) {
         self.push(|| line(object));
     }
 
-    /// Adds a server-sent event that clients pass over.
+    /// Adds a comment, which clients of server-sent events ignore.
     fn comment(&mut self) {
         self.push(|| ":\n\n".into());
     }
 }
 
-/// `object` on a line of its own.
+/// Returns `object` as a line of JSON, with its line break.
 pub fn line(object: &impl Serialize) -> String {
     json(object) + "\n"
 }
 
-/// `object` on one line. Types of this crate always serialise.
+/// Returns `object` as JSON without line breaks. Types of this crate always serialise.
 fn json(object: &impl Serialize) -> String {
     serde_json::to_string(object).unwrap_or_default()
 }
 
-/// Where a stream is.
-struct Progress<C> {
-    texts: Option<Texts>,
+/// The state of one stream.
+struct StreamState<C> {
+    /// The sequences; `None` after the last event or an error, so that only queued frames follow.
+    sequences: Option<RunningSequences>,
+    /// The interface's writer.
     chunks: C,
+    /// Frames that are not sent yet.
     out: Frames,
 }
 
-impl<C: Chunks> Progress<C> {
+impl<C: ChunkWriter> StreamState<C> {
+    /// Returns the next frame; `None` at the end of the stream.
     async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(frame) = self.out.waiting.pop_front() {
                 return Some(frame);
             }
-            let texts = self.texts.as_mut()?;
-            let Ok(next) = tokio::time::timeout(KEEP_ALIVE, texts.next()).await else {
+            let sequences = self.sequences.as_mut()?;
+            let Ok(next) = tokio::time::timeout(KEEP_ALIVE, sequences.next()).await else {
                 self.chunks.keep_alive(&mut self.out);
                 continue;
             };
             let Some((i, event)) = next else {
-                self.texts = None;
+                self.sequences = None;
                 self.chunks.end(&mut self.out);
                 continue;
             };
             if let Err(error) = self.chunks.event(i, event, &mut self.out) {
-                self.texts = None;
+                self.sequences = None;
                 self.chunks.error(&error, &mut self.out);
             }
         }
     }
 }
 
-/// A stream: `before`, and what `chunks` makes of `texts`.
-pub fn stream<C: Chunks>(texts: Texts, before: Frames, chunks: C) -> Response {
-    let progress = Progress { texts: Some(texts), chunks, out: before };
-    let frames = stream::unfold(progress, |mut progress| async move {
-        let frame = progress.next().await?;
-        Some((frame, progress))
+/// Returns a streamed response: the frames in `first_frames`, then those that `chunks` makes of the events of `sequences`.
+pub fn stream<C: ChunkWriter>(sequences: RunningSequences, first_frames: Frames, chunks: C) -> Response {
+    let state = StreamState { sequences: Some(sequences), chunks, out: first_frames };
+    let frames = stream::unfold(state, |mut state| async move {
+        let frame = state.next().await?;
+        Some((frame, state))
     });
     streamed(C::FRAMING, frames)
 }
 
-/// A stream of frames that are written as `framing` says.
+/// Returns a response whose body is `frames`, with the headers of `framing`.
 pub fn streamed(framing: Framing, frames: impl Stream<Item = String> + Send + 'static) -> Response {
     let headers = [
         (CONTENT_TYPE, framing.content_type()),
         (CACHE_CONTROL, "no-cache"),
-        // Proxies that gather an answer before they pass it on would stop the stream.
+        // Proxies that buffer a response would stop the stream.
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, Body::from_stream(frames.map(Ok::<_, Infallible>))).into_response()
