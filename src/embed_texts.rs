@@ -3,7 +3,7 @@
 use metal_attention::{Error, ForwardError, ForwardPass, Pooler};
 
 use crate::cli_error::CliError;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 
 /// Evaluates `texts`, each of one token at least, and hands over what `pooler` makes of each, in order.
 pub fn embed_texts(
@@ -14,7 +14,7 @@ pub fn embed_texts(
 ) -> Result<(), CliError> {
     let n_embd = pass.spec().n_embd;
     let n_tokens = texts.iter().map(|text| text.len() as u64).sum();
-    let progress = Progress::steps(if pooler.is_ranker() { "scoring" } else { "embedding" }, n_tokens)
+    let progress = ProgressLine::steps(if pooler.is_ranker() { "scoring" } else { "embedding" }, n_tokens)
         .watched(pass.spec().n_layer());
     let (mut next, mut evaluated) = (0, 0);
     while next < texts.len() {

@@ -8,7 +8,7 @@ use crate::metadata_text::safe_lines;
 
 /// The user's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum ConsentAnswer {
     /// The tool may be called.
     Yes(Consent),
     /// It may not be called.
@@ -21,7 +21,7 @@ const QUESTION: &str = "call it? [y]es, [n]o, [a]lways: ";
 /// Why there is no consent where stdin is no terminal.
 pub const NO_TERMINAL: &str = "consent needs a terminal; `allow` in the configuration lets a tool be called without it";
 
-impl Answer {
+impl ConsentAnswer {
     /// Reads what was typed; `None`: it is no answer. An empty line is no consent.
     fn read(answer: &str) -> Option<Self> {
         match answer.trim().to_lowercase().as_str() {
@@ -37,9 +37,9 @@ impl Answer {
 /// reads a line; it is called until the line is an answer.
 pub fn read_consent(mut read_line: impl FnMut(&str) -> Result<String, CliError>) -> Result<Option<Consent>, CliError> {
     loop {
-        match Answer::read(&read_line(QUESTION)?) {
-            Some(Answer::Yes(consent)) => return Ok(Some(consent)),
-            Some(Answer::No) => return Ok(None),
+        match ConsentAnswer::read(&read_line(QUESTION)?) {
+            Some(ConsentAnswer::Yes(consent)) => return Ok(Some(consent)),
+            Some(ConsentAnswer::No) => return Ok(None),
             None => {}
         }
     }
@@ -58,14 +58,14 @@ mod tests {
     #[test]
     fn nothing_but_yes_is_consent() {
         for (answer, consent) in [
-            ("y", Some(Answer::Yes(Consent::Once))),
-            (" YES ", Some(Answer::Yes(Consent::Once))),
-            ("a", Some(Answer::Yes(Consent::Always))),
-            ("", Some(Answer::No)),
-            ("n", Some(Answer::No)),
+            ("y", Some(ConsentAnswer::Yes(Consent::Once))),
+            (" YES ", Some(ConsentAnswer::Yes(Consent::Once))),
+            ("a", Some(ConsentAnswer::Yes(Consent::Always))),
+            ("", Some(ConsentAnswer::No)),
+            ("n", Some(ConsentAnswer::No)),
             ("yep", None),
         ] {
-            assert_eq!(Answer::read(answer), consent, "{answer:?}");
+            assert_eq!(ConsentAnswer::read(answer), consent, "{answer:?}");
         }
     }
 }

@@ -59,7 +59,7 @@ impl TensorCounts {
 
 /// A model's sizes; of sizes that differ between layers the largest.
 #[derive(Default, Serialize)]
-pub struct Sizes {
+pub struct ModelSizes {
     n_layer: Option<usize>,
     n_embd: Option<usize>,
     n_head: Option<usize>,
@@ -79,7 +79,7 @@ pub struct Sizes {
 }
 
 /// The heads of a layer.
-struct Heads {
+struct LayerHeads {
     n_head: usize,
     n_head_kv: usize,
     head_dim: usize,
@@ -87,7 +87,7 @@ struct Heads {
     rope: Option<Rope>,
 }
 
-impl Heads {
+impl LayerHeads {
     /// `None` where the mixer has none.
     fn of(mixer: &Mixer) -> Option<Self> {
         let of_attention = |a: &AttentionSpec| Self {
@@ -112,10 +112,10 @@ impl Heads {
     }
 }
 
-impl Sizes {
+impl ModelSizes {
     /// Of a model that is understood; `rope_freqs`: whether the file has the tensor of that name.
     pub fn from_spec(spec: &ModelSpec, rope_freqs: bool) -> Self {
-        let heads = || spec.layers.iter().filter_map(|layer| Heads::of(&layer.mixer));
+        let heads = || spec.layers.iter().filter_map(|layer| LayerHeads::of(&layer.mixer));
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Dense(dense) => dense.n_ff,
             FeedForward::Experts(experts) => experts.expert.n_ff,
@@ -216,14 +216,14 @@ pub struct TokenizerSummary {
     model: Option<String>,
     pre: Option<String>,
     n_tokens: usize,
-    special_tokens: Vec<SpecialToken>,
+    special_tokens: Vec<SpecialTokenSummary>,
     add_bos: Option<bool>,
     add_eos: Option<bool>,
     chat_template: bool,
 }
 
 #[derive(Serialize)]
-struct SpecialToken {
+struct SpecialTokenSummary {
     /// `bos` for `tokenizer.ggml.bos_token_id`, and so on.
     role: String,
     id: u32,
@@ -241,7 +241,7 @@ impl TokenizerSummary {
             let role: &str = key;
             let role = role.strip_prefix("tokenizer.ggml.")?.strip_suffix("_token_id")?;
             let id = metadata.u32(key).ok()??;
-            Some(SpecialToken { role: role.to_owned(), id, text: tokens.get(id as usize).map(str::to_owned) })
+            Some(SpecialTokenSummary { role: role.to_owned(), id, text: tokens.get(id as usize).map(str::to_owned) })
         };
         Some(Self {
             model: text("tokenizer.ggml.model"),
@@ -259,7 +259,7 @@ impl TokenizerSummary {
         let pre = self.pre.as_ref().map_or(String::new(), |pre| format!(", pre-tokenizer {}", safe(pre)));
         let model = self.model.as_deref().map_or("of unknown kind".into(), safe);
         let mut lines = vec![("tokenizer", format!("{model}{pre}, {} tokens", self.n_tokens))];
-        let token = |t: &SpecialToken| {
+        let token = |t: &SpecialTokenSummary| {
             let text = t.text.as_deref().map_or("not in the vocabulary".into(), safe);
             format!("{} {} ({text})", safe(&t.role), t.id)
         };
@@ -274,7 +274,7 @@ impl TokenizerSummary {
 
 /// Memory that a model takes with one sequence of `n_ctx` tokens and an F16 KV cache, without the work space.
 #[derive(Serialize)]
-pub struct MemoryUse {
+pub struct MemorySummary {
     /// Tokens the context holds.
     pub n_ctx: usize,
     /// All tensors.
@@ -287,7 +287,7 @@ pub struct MemoryUse {
     pub total_bytes: u64,
 }
 
-impl MemoryUse {
+impl MemorySummary {
     /// At contexts of 512 to 8192 tokens and at the model's own.
     pub fn at_several_contexts(file: &GgufFile, spec: &ModelSpec) -> Vec<Self> {
         let mut contexts: Vec<_> = [512, 2048, 4096, 8192].into_iter().filter(|&n| n < spec.n_ctx_train).collect();

@@ -12,7 +12,7 @@ use crate::cli_error::CliError;
 use crate::engine_args::SetupArgs;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::token_input::{TokensArgs, fit_context};
 use crate::units;
 
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
     let model = args.model.open()?;
     let ids = args.tokens.read(&args.model, &model)?;
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let mut options = args.setup.options(&model);
     fit_context(&mut options, &ids, &model)?;
     let exact = EngineOptions { device: reference.clone(), exact: true, cache_type: CacheType::F32, ..options.clone() };
@@ -84,17 +84,18 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut reference_pass = model.forward_pass(&exact)?;
     drop(loading);
 
-    let mut out = Output { tolerance: args.tolerance, text: String::new(), comparisons: Vec::new(), n_past: 0 };
+    let mut out =
+        ComparisonOutput { tolerance: args.tolerance, text: String::new(), comparisons: Vec::new(), n_past: 0 };
     // The comparisons so far are kept, where there are any.
     let mut asked = None;
     let mut compare_all = || -> Result<(), CliError> {
         for device in others {
-            let loading = Progress::spinner("loading the model");
+            let loading = ProgressLine::spinner("loading the model");
             loading.weigh(model.gguf().tensor_bytes());
             let mut pass = model.forward_pass(&EngineOptions { device: device.clone(), ..options.clone() })?;
             drop(loading);
             for way in args.ways(pass.n_ubatch(), model.spec().is_causal()) {
-                let steps = Progress::steps("comparing", ids.len() as u64).watched(2 * model.spec().n_layer());
+                let steps = ProgressLine::steps("comparing", ids.len() as u64).watched(2 * model.spec().n_layer());
                 let progress = |done: usize, _| {
                     steps.set(done as u64);
                     ControlFlow::Continue(())
@@ -102,7 +103,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
                 let found = compare(&mut *reference_pass, &mut *pass, &ids, way, progress)?;
                 drop(steps);
                 out.add(reference, device, way, &found);
-                asked.get_or_insert_with(interrupt::ask);
+                asked.get_or_insert_with(interrupt::cancel_on_ctrl_c);
             }
         }
         Ok(())
@@ -126,7 +127,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)?;
     if interrupted {
-        interrupt::end();
+        interrupt::exit();
     }
     if out.n_past > 0 {
         let comparisons = units::count(out.n_past, "comparison");
@@ -143,7 +144,7 @@ impl Args {
 }
 
 /// What is written at the end.
-struct Output {
+struct ComparisonOutput {
     tolerance: f64,
     text: String,
     comparisons: Vec<Value>,
@@ -151,7 +152,7 @@ struct Output {
     n_past: usize,
 }
 
-impl Output {
+impl ComparisonOutput {
     fn add(&mut self, reference: &Device, device: &Device, way: Way, found: &Comparison) {
         let past = found.first_past(self.tolerance);
         self.n_past += usize::from(past.is_some());

@@ -53,7 +53,7 @@ struct Devices {
     cuda: Vec<Cuda>,
     /// Why there is no CUDA device.
     no_cuda: Option<String>,
-    auto: Auto,
+    auto: AutoDevice,
 }
 
 #[derive(Serialize)]
@@ -96,12 +96,12 @@ struct Adapter {
 
 /// What `--device auto` takes.
 #[derive(Serialize)]
-struct Auto {
+struct AutoDevice {
     device: String,
     reason: String,
 }
 
-impl Auto {
+impl AutoDevice {
     #[cfg_attr(not(any(feature = "cuda", feature = "wgpu")), allow(dead_code))]
     fn gpu(device: String) -> Self {
         Self { device, reason: "for models that fit in its memory".into() }
@@ -122,10 +122,10 @@ impl Devices {
         let chosen = no_hardware().map_or_else(|| AdapterChoice::Hardware { bytes: 0 }.choose(&found), Err);
         let (cuda, no_cuda) = cuda_devices();
         let auto = match &chosen {
-            Ok(i) => Auto::gpu(format!("gpu:{i}")),
-            Err(why) => Auto { device: "cpu".into(), reason: why.why_the_cpu() },
+            Ok(i) => AutoDevice::gpu(format!("gpu:{i}")),
+            Err(why) => AutoDevice { device: "cpu".into(), reason: why.why_the_cpu() },
         };
-        let auto = Auto::cuda(&cuda).unwrap_or(auto);
+        let auto = AutoDevice::cuda(&cuda).unwrap_or(auto);
         Self {
             cuda,
             no_cuda,
@@ -140,7 +140,7 @@ impl Devices {
     fn of_this_machine() -> Self {
         let why = "this program was built without GPUs (the Cargo feature \"wgpu\")";
         let (cuda, no_cuda) = cuda_devices();
-        let auto = Auto::cuda(&cuda).unwrap_or_else(|| Auto { device: "cpu".into(), reason: why.into() });
+        let auto = AutoDevice::cuda(&cuda).unwrap_or_else(|| AutoDevice { device: "cpu".into(), reason: why.into() });
         Self { cuda, no_cuda, cpu: Cpu::of_this_machine(), gpus: Vec::new(), no_gpu: Some(why.into()), auto }
     }
 

@@ -13,7 +13,7 @@ use crate::engine_args::at_least_one;
 use crate::interrupt;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::{EncodingArgs, read_file};
 use crate::token_ids;
 
@@ -128,7 +128,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         return Err(CliError::Usage(why));
     }
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&args.engine.options(longest, texts.len()))?;
     drop(loading);

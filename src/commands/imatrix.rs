@@ -12,7 +12,7 @@ use crate::engine_args::SetupArgs;
 use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::TextArgs;
 use crate::{chunks, token_ids, units};
 
@@ -62,7 +62,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let mut total = Imatrix::default();
     for path in &args.add {
         total.merge(Imatrix::open(path).map_err(Error::from)?).map_err(Error::from)?;
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut backend = model.backend(&options)?;
     drop(loading);
     // A half file does not stay.
-    let _asked = interrupt::ask();
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
     let found = Arc::new(Mutex::new(Imatrix::default()));
     let pass = backend.cpu().expect("the device is the CPU");
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         }
     })));
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
-    let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
+    let progress = ProgressLine::steps("evaluating chunks", n_chunks as u64).watched(model.spec().n_layer() * n_ctx);
     let pass = backend.pass();
     // Of tokens whose logits nobody wants the last layer's inputs are not all there.
     let n_batch = chunks::n_scored(model.spec().n_vocab, pass.n_ubatch());

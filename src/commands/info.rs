@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::cli_error::CliError;
 use crate::metadata_text::{self, safe_lines};
 use crate::model_args::NamedModelArgs;
-use crate::model_summary::{MemoryUse, Sizes, TensorCounts, TokenizerSummary};
+use crate::model_summary::{MemorySummary, ModelSizes, TensorCounts, TokenizerSummary};
 use crate::units;
 
 const AFTER_HELP: &str = "\
@@ -78,9 +78,9 @@ struct Info<'a> {
     /// Why the model cannot be run.
     problem: Option<String>,
     counts: TensorCounts,
-    sizes: Sizes,
+    sizes: ModelSizes,
     tokenizer: Option<TokenizerSummary>,
-    memory: Vec<MemoryUse>,
+    memory: Vec<MemorySummary>,
 }
 
 impl<'a> Info<'a> {
@@ -101,12 +101,12 @@ impl<'a> Info<'a> {
             problem,
             counts: TensorCounts::of(file),
             sizes: match &spec {
-                Ok(spec) => Sizes::from_spec(spec, file.tensor("rope_freqs.weight").is_some()),
-                Err(_) => Sizes::from_metadata(metadata, architecture),
+                Ok(spec) => ModelSizes::from_spec(spec, file.tensor("rope_freqs.weight").is_some()),
+                Err(_) => ModelSizes::from_metadata(metadata, architecture),
             },
             tokenizer: TokenizerSummary::of(metadata),
             memory: match &spec {
-                Ok(spec) if !file.tensors().is_empty() => MemoryUse::at_several_contexts(file, spec),
+                Ok(spec) if !file.tensors().is_empty() => MemorySummary::at_several_contexts(file, spec),
                 _ => Vec::new(),
             },
         }

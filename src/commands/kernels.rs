@@ -28,7 +28,7 @@ pub struct Args {
 
     /// The language
     #[arg(long, value_enum, default_value = "wgsl", requires = "name", value_name = "LANGUAGE")]
-    emit: Language,
+    emit: EmitLanguage,
 
     /// Write to this file
     #[arg(long, short = 'o', requires = "name", value_name = "FILE")]
@@ -52,7 +52,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Language {
+enum EmitLanguage {
     /// The language that the kernels are written in
     Wgsl,
     /// Vulkan
@@ -63,7 +63,7 @@ enum Language {
     Hlsl,
 }
 
-impl Language {
+impl EmitLanguage {
     fn shader_language(self) -> ShaderLanguage {
         match self {
             Self::Wgsl => ShaderLanguage::Wgsl,
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             file.write_all(&code).map_err(|source| CliError::Write { to: path.display().to_string(), source })?;
             file.commit()
         }
-        None if matches!(args.emit, Language::Spirv) => print(words(&code).as_bytes()),
+        None if matches!(args.emit, EmitLanguage::Spirv) => print(words(&code).as_bytes()),
         None => print(&code),
     }
 }

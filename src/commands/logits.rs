@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::model_args::ModelArgs;
 use crate::npy;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::token_input::{TokensArgs, fit_context};
 
 /// Most bytes of logits that are in memory at once.
@@ -53,14 +53,14 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), CliError> {
     let model = args.model.open()?;
     let ids = args.tokens.read(&args.model, &model)?;
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let mut options = args.engine.options(&model);
     fit_context(&mut options, &ids, &model)?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
     drop(loading);
     // The rows so far are kept.
-    let _asked = interrupt::ask();
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
     let wanted = if args.last { ids.len() - 1..ids.len() } else { 0..ids.len() };
     let outcome = match &args.output {
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         }
     };
     if matches!(outcome, Err(CliError::Interrupted)) {
-        interrupt::end();
+        interrupt::exit();
     }
     outcome
 }
@@ -140,7 +140,7 @@ fn for_each_row(
         let parts = wanted.clone().step_by(n_batch).map(|from| from..wanted.end.min(from + n_batch));
         parts.map(tokens).collect()
     };
-    let progress = Progress::steps("evaluating", ids.len() as u64).watched(pass.spec().n_layer());
+    let progress = ProgressLine::steps("evaluating", ids.len() as u64).watched(pass.spec().n_layer());
     for batch in batches {
         if batch.first().is_some_and(|token| token.pos == 0) {
             pass.reset();

@@ -28,7 +28,7 @@ Examples:
 #[command(after_help = AFTER_HELP, arg_required_else_help = true)]
 pub struct Args {
     #[command(subcommand)]
-    action: Action,
+    action: McpCommand,
 
     /// File that names the servers [default: metal-attention/config.toml in ~/.config]
     #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath)]
@@ -36,7 +36,7 @@ pub struct Args {
 }
 
 #[derive(clap::Subcommand)]
-enum Action {
+enum McpCommand {
     /// Start all servers, and list their tools
     List {
         /// Write one JSON object
@@ -60,13 +60,13 @@ enum Action {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
     let config = Config::read(args.config.as_deref())?;
-    let _asked = interrupt::ask();
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
     #[cfg(unix)]
     termination::end_servers()?;
     match &args.action {
-        Action::List { json } => list(&config.toolbox(&[])?, *json),
-        Action::Test { server, tool: None, .. } => test(&config.toolbox(std::slice::from_ref(server))?).map(drop),
-        Action::Test { server, tool: Some(tool), arguments } => {
+        McpCommand::List { json } => list(&config.toolbox(&[])?, *json),
+        McpCommand::Test { server, tool: None, .. } => test(&config.toolbox(std::slice::from_ref(server))?).map(drop),
+        McpCommand::Test { server, tool: Some(tool), arguments } => {
             let arguments: Map<String, Value> = serde_json::from_str(arguments)
                 .map_err(|e| CliError::Usage(format!("--arguments takes a JSON object: {e}")))?;
             let toolbox = config.toolbox(std::slice::from_ref(server))?;
@@ -132,7 +132,7 @@ fn ask_consent() -> Result<Consent, CliError> {
     if !io::stdin().is_terminal() {
         return Err(CliError::Usage(NO_TERMINAL.into()));
     }
-    let _at_once = interrupt::at_once(None);
+    let _at_once = interrupt::exit_on_ctrl_c(None);
     let consent = read_consent(|question| {
         // Not locked meanwhile: Ctrl-C writes to stderr, too.
         let _ = write!(io::stderr(), "{question}");

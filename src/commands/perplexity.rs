@@ -14,7 +14,7 @@ use crate::interrupt;
 use crate::log_likelihood::LogLikelihood;
 use crate::logits_file::{LogitsReader, LogitsWriter};
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::TextArgs;
 use crate::token_ids;
 
@@ -76,7 +76,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     let model = args.model.open()?;
     let reference = args.reference.as_ref().map(|path| Model::open_with(path, &ModelOptions::default())).transpose()?;
     let mut options = args.engine.options(&model);
@@ -101,14 +101,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut reference_pass = reference.as_ref().map(|model| model.forward_pass(&options)).transpose()?;
     drop(loading);
     // The estimates so far are kept.
-    let _asked = interrupt::ask();
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
     let n_ubatch = pass.n_ubatch();
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
     let write = args.kl_divergence_base.as_ref().filter(|_| !args.kl_divergence);
     let mut keep = write.map(|path| LogitsWriter::create(path, &ids, n_ctx, n_vocab, n_chunks)).transpose()?;
     let work_of_chunk = model.spec().n_layer() * n_ctx * (1 + usize::from(reference.is_some()));
-    let progress = Progress::steps("evaluating chunks", n_chunks as u64).watched(work_of_chunk);
+    let progress = ProgressLine::steps("evaluating chunks", n_chunks as u64).watched(work_of_chunk);
     let mut passes: Vec<&mut dyn ForwardPass> = vec![&mut *pass];
     passes.extend(reference_pass.iter_mut().map(|pass| &mut **pass as &mut dyn ForwardPass));
     let compares = kept.is_some() || reference.is_some();
@@ -169,7 +169,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         }
     }
     if interrupt::requested() {
-        interrupt::end();
+        interrupt::exit();
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::embed_texts::embed_texts;
 use crate::engine_args::at_least_one;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::text_input::{read_file, read_stdin};
 use crate::token_ids;
 
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let texts = documents.iter().enumerate().map(|(i, document)| encode(&model, &reranker, &args.query, i, document));
     let texts = texts.collect::<Result<Vec<_>, _>>()?;
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
-    let loading = Progress::spinner("loading the model");
+    let loading = ProgressLine::spinner("loading the model");
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&args.engine.options(longest, texts.len()))?;
     drop(loading);

@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::random_weights::RandomWeights;
 use crate::tensor_types::{self, TypeArgs};
 use crate::threads::map_on_threads;
@@ -38,7 +38,7 @@ const TOKEN_UNUSED: i32 = 5;
 const UNUSED_SCORE: f32 = -1e9;
 
 const AFTER_HELP: &str = "\
-The file loads and runs like a trained one, at the same speed; what it says makes no sense. Sizes given by flags \
+The file loads and runs like a trained one, at the same speed; what it says makes no sense. SizeArgs given by flags \
 replace those of the named shape; where the width or the heads change, --head-dim is the width shared out over the \
 heads unless given. The vocabulary is that of the built-in model, or of --vocab, filled up with unused tokens.
 
@@ -81,13 +81,13 @@ pub struct Args {
     set: Vec<(String, Value)>,
 
     #[command(flatten)]
-    sizes: Sizes,
+    sizes: SizeArgs,
 }
 
 /// Sizes in place of the named shape's.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Sizes")]
-struct Sizes {
+struct SizeArgs {
     /// Architecture
     #[arg(long, value_name = "NAME", value_parser = architecture_names())]
     arch: Option<String>,
@@ -148,8 +148,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let too_many = || CliError::Usage("these sizes make no model: it has more parameters than can be counted".into());
     let total = total.ok_or_else(too_many)?;
     // A half file does not stay.
-    let _asked = interrupt::ask();
-    let progress = Progress::steps("writing random weights", total as u64);
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    let progress = ProgressLine::steps("writing random weights", total as u64);
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let mut done = 0;
     let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
@@ -161,7 +161,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             writer.write(&blocks).map_err(Error::from)?;
             continue;
         }
-        let random = Random { of: RandomWeights::new(args.seed, i), distribution: distribution(tensor), ty: tensor.ty };
+        let random =
+            RandomTensor { of: RandomWeights::new(args.seed, i), distribution: distribution(tensor), ty: tensor.ty };
         let n = n_elements(tensor);
         for start in (0..n).step_by(n_threads * CHUNK) {
             if interrupt::requested() {
@@ -185,14 +186,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 }
 
 /// The random numbers of a tensor.
-struct Random {
+struct RandomTensor {
     of: RandomWeights,
     /// Mean and standard deviation.
     distribution: (f32, f32),
     ty: TensorType,
 }
 
-impl Random {
+impl RandomTensor {
     /// The blocks of these elements, in parts of [`CHUNK`] elements, each made by a thread.
     fn blocks(&self, elements: Range<usize>) -> Vec<Result<Vec<u8>, GgufError>> {
         let (mean, std) = self.distribution;
@@ -275,7 +276,7 @@ fn key_and_value(text: &str) -> Result<(String, Value), String> {
 
 /// The shape called `name` with `sizes` in place of its own. Where heads change and their length is not given, they
 /// share out `n_embd`; where query heads change and KV heads are not given, there are as many.
-fn shape(name: &str, sizes: &Sizes) -> ModelShape {
+fn shape(name: &str, sizes: &SizeArgs) -> ModelShape {
     let mut s = ModelShape::named(name).expect("clap accepts names of shapes only").clone();
     if let Some(other) = sizes.arch.as_deref().filter(|arch| *arch != s.architecture).and_then(ModelShape::custom) {
         (s.architecture, s.keys, s.biases) = (other.architecture, other.keys, other.biases);

@@ -1,6 +1,6 @@
 //! Marks of Markdown in a text that comes piece by piece. Marks stay in the text; what is between them gets a style.
 
-use super::Style;
+use super::TextStyle;
 
 /// A block of code ends with at least as many marks as it began with.
 struct Fence {
@@ -24,12 +24,12 @@ pub struct Markdown {
     run: String,
     /// The last character of the line before the run.
     before: Option<char>,
-    pieces: Vec<(Style, String)>,
+    pieces: Vec<(TextStyle, String)>,
 }
 
 impl Markdown {
     /// The pieces that `text` completes, each with its style.
-    pub fn push(&mut self, text: &str) -> Vec<(Style, String)> {
+    pub fn push(&mut self, text: &str) -> Vec<(TextStyle, String)> {
         for c in text.chars() {
             self.take(c);
         }
@@ -37,7 +37,7 @@ impl Markdown {
     }
 
     /// What was held back. The text ends here.
-    pub fn finish(&mut self) -> Vec<(Style, String)> {
+    pub fn finish(&mut self) -> Vec<(TextStyle, String)> {
         self.begin_line(None);
         self.end_run(None);
         *self = Self { pieces: std::mem::take(&mut self.pieces), ..Self::default() };
@@ -64,7 +64,7 @@ impl Markdown {
                 // Emphasis and code do not reach into the next line, so that a mark that is none spoils one line at most.
                 (self.heading, self.bold, self.code, self.before) = (false, false, None, None);
                 self.in_line = false;
-                let style = if self.fence.is_some() { Style::Block } else { Style::Plain };
+                let style = if self.fence.is_some() { TextStyle::Block } else { TextStyle::Plain };
                 self.put(style, "\n");
             }
             '*' | '`' if self.fence.is_none() && (self.run.is_empty() || self.run.starts_with(c)) => self.run.push(c),
@@ -94,23 +94,23 @@ impl Markdown {
         let is_fence = !indented && length >= 3 && matches!(mark, Some('`' | '~'));
         match (&self.fence, mark) {
             (Some(fence), Some(mark)) if is_fence && mark == fence.mark && length >= fence.length => {
-                self.put(Style::Fence, &start);
+                self.put(TextStyle::Fence, &start);
                 self.fence = None;
             }
-            (Some(_), _) => self.put(Style::Block, &start),
+            (Some(_), _) => self.put(TextStyle::Block, &start),
             (None, Some(mark)) if is_fence => {
-                self.put(Style::Fence, &start);
+                self.put(TextStyle::Fence, &start);
                 self.fence = Some(Fence { mark, length });
             }
             (None, Some('#')) if !indented && length <= 6 && matches!(next, Some(' ')) => {
                 self.heading = true;
-                self.put(Style::Bold, &start);
+                self.put(TextStyle::Bold, &start);
             }
             (None, Some('`')) => {
-                self.put(Style::Plain, &start[..start.len() - marks.len()]);
+                self.put(TextStyle::Plain, &start[..start.len() - marks.len()]);
                 marks.clone_into(&mut self.run);
             }
-            (None, _) => self.put(Style::Plain, &start),
+            (None, _) => self.put(TextStyle::Plain, &start),
         }
     }
 
@@ -143,19 +143,19 @@ impl Markdown {
         self.before = run.chars().last();
     }
 
-    fn style(&self) -> Style {
+    fn style(&self) -> TextStyle {
         if self.fence.is_some() {
-            Style::Block
+            TextStyle::Block
         } else if self.code.is_some() {
-            Style::Code
+            TextStyle::Code
         } else if self.bold || self.heading {
-            Style::Bold
+            TextStyle::Bold
         } else {
-            Style::Plain
+            TextStyle::Plain
         }
     }
 
-    fn put(&mut self, style: Style, text: &str) {
+    fn put(&mut self, style: TextStyle, text: &str) {
         match self.pieces.last_mut() {
             Some((last, so_far)) if *last == style => *so_far += text,
             _ if text.is_empty() => {}
@@ -169,9 +169,9 @@ mod tests {
     use super::*;
 
     /// The pieces of a text that comes character by character, neighbours of one style joined.
-    fn pieces(text: &str) -> Vec<(Style, String)> {
+    fn pieces(text: &str) -> Vec<(TextStyle, String)> {
         let mut markdown = Markdown::default();
-        let mut all: Vec<(Style, String)> = Vec::new();
+        let mut all: Vec<(TextStyle, String)> = Vec::new();
         let mut parts: Vec<_> = text.chars().flat_map(|c| markdown.push(&c.to_string())).collect();
         parts.extend(markdown.finish());
         for (style, text) in parts {
@@ -185,8 +185,8 @@ mod tests {
 
     #[test]
     fn marks_give_what_they_surround_a_style() {
-        use Style::{Block, Bold, Code, Fence, Plain};
-        let cases: &[(&str, &[(Style, &str)])] = &[
+        use TextStyle::{Block, Bold, Code, Fence, Plain};
+        let cases: &[(&str, &[(TextStyle, &str)])] = &[
             ("a **b c** d", &[(Plain, "a "), (Bold, "**b c**"), (Plain, " d")]),
             ("2 ** 3 ** 4, 2*3*4", &[(Plain, "2 ** 3 ** 4, 2*3*4")]),
             ("a `b **c` d", &[(Plain, "a "), (Code, "`b **c`"), (Plain, " d")]),

@@ -19,7 +19,7 @@ const DEFAULT_COLUMNS: usize = 80;
 
 /// How a piece of text is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Style {
+enum TextStyle {
     /// As the terminal draws text.
     #[default]
     Plain,
@@ -35,7 +35,7 @@ enum Style {
     Thought,
 }
 
-impl Style {
+impl TextStyle {
     /// What turns the style on, after [`RESET`].
     fn sequence(self) -> &'static str {
         match self {
@@ -82,16 +82,16 @@ impl Screen {
 
     /// More of the thoughts before the answer.
     pub fn thought(&mut self, text: &str) -> String {
-        self.draw(&[(Style::Thought, safe_lines(text))])
+        self.draw(&[(TextStyle::Thought, safe_lines(text))])
     }
 
     /// The end of the thoughts or of the answer: what was held back, and the terminal's own style.
     pub fn end(&mut self) -> String {
         let pieces = self.markdown.finish();
-        self.draw(&pieces) + &self.wrap.style(if self.colours { Some(Style::Plain) } else { None })
+        self.draw(&pieces) + &self.wrap.style(if self.colours { Some(TextStyle::Plain) } else { None })
     }
 
-    fn draw(&mut self, pieces: &[(Style, String)]) -> String {
+    fn draw(&mut self, pieces: &[(TextStyle, String)]) -> String {
         let mut out = String::new();
         for (style, text) in pieces {
             out += &self.wrap.style(self.colours.then_some(*style));

@@ -2,7 +2,7 @@
 
 use unicode_width::UnicodeWidthChar;
 
-use super::{RESET, Style};
+use super::{RESET, TextStyle};
 
 /// Columns from one tab stop to the next.
 const TAB: usize = 8;
@@ -12,7 +12,7 @@ pub struct Wrap {
     /// Columns that are used: without the last one, where terminals differ in what the cursor does.
     columns: usize,
     column: usize,
-    style: Style,
+    style: TextStyle,
     /// The word before the cursor, with the sequences of its styles.
     word: String,
     word_columns: usize,
@@ -26,7 +26,7 @@ impl Wrap {
         Self {
             columns: columns.saturating_sub(1).max(1),
             column: 0,
-            style: Style::Plain,
+            style: TextStyle::Plain,
             word: String::new(),
             word_columns: 0,
             is_long: false,
@@ -34,7 +34,7 @@ impl Wrap {
     }
 
     /// Goes on in `style`; none: without styles.
-    pub fn style(&mut self, style: Option<Style>) -> String {
+    pub fn style(&mut self, style: Option<TextStyle>) -> String {
         let Some(style) = style.filter(|style| style.sequence() != self.style.sequence()) else {
             return String::new();
         };

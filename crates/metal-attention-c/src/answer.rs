@@ -12,10 +12,10 @@ use crate::status::{Failure, Status, call};
 
 /// The answer to a conversation, which the library takes apart into thoughts, text and tool calls while it is generated: as the
 /// member `answer` of ma_generate_options. One answer is for one text.
-pub struct Answer(pub(crate) Arc<Mutex<Reading>>);
+pub struct Answer(pub(crate) Arc<Mutex<AnswerReader>>);
 
 /// An answer as it is read.
-pub struct Reading {
+pub struct AnswerReader {
     conversation: Arc<Conversation>,
     /// `None`: the answer is not given to a text.
     parser: Option<ToolCallParser>,
@@ -25,7 +25,7 @@ pub struct Reading {
 }
 
 impl Answer {
-    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Reading>, Failure> {
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, AnswerReader>, Failure> {
         self.0.lock().map_err(|_| Failure::new(Status::Defect, "an earlier call met a defect: free the answer"))
     }
 
@@ -41,7 +41,7 @@ impl Answer {
     }
 }
 
-impl Reading {
+impl AnswerReader {
     /// Takes a token, or a rest of text without one.
     pub fn add(&mut self, id: Option<u32>, text: &str) {
         let Some(parser) = &mut self.parser else { return };
@@ -78,7 +78,8 @@ pub unsafe extern "C" fn ma_answer_new(chat: *const Chat, answer: *mut *mut Answ
     call(|| {
         // SAFETY: as the caller promises.
         let (out, chat) = unsafe { (Out::new(answer, "answer")?, reference(chat, "chat")?) };
-        let reading = Reading { conversation: Arc::clone(&chat.0), parser: None, begun: false, events: Vec::new() };
+        let reading =
+            AnswerReader { conversation: Arc::clone(&chat.0), parser: None, begun: false, events: Vec::new() };
         out.set(Box::into_raw(Box::new(Answer(Arc::new(Mutex::new(reading))))));
         Ok(())
     })

@@ -20,7 +20,7 @@ pub struct Batch {
     model: metal_attention::Model,
     scheduler: Scheduler,
     /// Texts that the next ma_batch_run runs to their ends.
-    added: Mutex<Vec<Sequence>>,
+    added: Mutex<Vec<BatchSequence>>,
     /// Ends ma_batch_run.
     running: Mutex<Option<AbortHandle>>,
     /// Why texts of the last ma_batch_run failed.
@@ -28,7 +28,7 @@ pub struct Batch {
 }
 
 /// A text of a batch.
-struct Sequence {
+struct BatchSequence {
     request: Request,
     /// `None` once the text is over.
     events: Option<Events>,
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn ma_batch_add(
             // SAFETY: as the caller promises.
             unsafe { Out::new(index, "index") }?.set(added.len());
         }
-        added.push(Sequence { request, events, result, error: CANCELLED.into() });
+        added.push(BatchSequence { request, events, result, error: CANCELLED.into() });
         Ok(())
     })
 }
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn ma_batch_run(
 }
 
 /// Tells each text of its events, as they come, until all are over, or `handle` ends it; whether all are over.
-async fn run(sequences: &mut [Sequence], handle: &AbortHandle) -> bool {
+async fn run(sequences: &mut [BatchSequence], handle: &AbortHandle) -> bool {
     let next = |i: usize, mut events: Events| async move {
         let event = events.recv().await;
         (i, events, event)
@@ -186,7 +186,7 @@ async fn run(sequences: &mut [Sequence], handle: &AbortHandle) -> bool {
     waiting.is_empty()
 }
 
-impl Sequence {
+impl BatchSequence {
     /// Takes an event; whether there are more.
     fn take(&mut self, event: Event) -> bool {
         match event {

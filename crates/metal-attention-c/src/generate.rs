@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention::{Constraint, Generator};
 
-use crate::answer::{Answer, Reading};
+use crate::answer::{Answer, AnswerReader};
 use crate::context::Context;
 use crate::grammar::Grammar;
 use crate::model::check_ids;
@@ -232,7 +232,7 @@ pub struct Request {
     /// Tokens of the vocabulary that the constraint is for.
     n_vocab: Option<usize>,
     /// What reads the text as the answer to a conversation, until the text is over.
-    answer: Option<Arc<Mutex<Reading>>>,
+    answer: Option<Arc<Mutex<AnswerReader>>>,
     on_token: OnToken,
     user: *mut c_void,
 }

@@ -37,7 +37,7 @@ impl Grammar {
 }
 
 /// What a text must be.
-enum Wanted {
+enum GrammarSource {
     Form(Form),
     /// Tool calls, several where `parallel`.
     Calls {
@@ -83,27 +83,29 @@ pub unsafe extern "C" fn ma_grammar_new(
         // SAFETY: as the caller promises.
         let chat = unsafe { chat.as_ref() };
         let wanted = match kind {
-            "json_schema" => Wanted::Form(Form::JsonSchema { schema: json(form, "form")?, strict: None }),
-            "json_object" => Wanted::Form(Form::JsonObject),
-            "grammar" => Wanted::Form(Form::grammar(form.to_owned())),
-            "regex" => Wanted::Form(Form::Regex(form.to_owned())),
-            "choice" => Wanted::Form(Form::Choice(json(form, "form")?)),
-            "tool_call" => Wanted::Calls { parallel: false },
-            "tool_calls" => Wanted::Calls { parallel: true },
+            "json_schema" => GrammarSource::Form(Form::JsonSchema { schema: json(form, "form")?, strict: None }),
+            "json_object" => GrammarSource::Form(Form::JsonObject),
+            "grammar" => GrammarSource::Form(Form::grammar(form.to_owned())),
+            "regex" => GrammarSource::Form(Form::Regex(form.to_owned())),
+            "choice" => GrammarSource::Form(Form::Choice(json(form, "form")?)),
+            "tool_call" => GrammarSource::Calls { parallel: false },
+            "tool_calls" => GrammarSource::Calls { parallel: true },
             other => return Err(Failure::argument(format!("kind is {other:?}, but it must be one of {KINDS}"))),
         };
-        let is_form = matches!(wanted, Wanted::Form(_));
+        let is_form = matches!(wanted, GrammarSource::Form(_));
         let mut left_out = Vec::new();
         let grammars = model.grammars()?;
         let place = if is_form { "form".to_owned() } else { format!("kind {kind:?}") };
         let refused = |error: ConversationError| Failure::argument(format!("{place} {error}"));
         let rules = match (wanted, chat) {
-            (Wanted::Form(form), None) => grammars.raw(&form, &mut left_out).map_err(|error| refused(error.into()))?,
-            (Wanted::Form(form), Some(chat)) => chat.0.form(grammars, &form, &mut left_out).map_err(refused)?,
-            (Wanted::Calls { parallel }, Some(chat)) => {
+            (GrammarSource::Form(form), None) => {
+                grammars.raw(&form, &mut left_out).map_err(|error| refused(error.into()))?
+            }
+            (GrammarSource::Form(form), Some(chat)) => chat.0.form(grammars, &form, &mut left_out).map_err(refused)?,
+            (GrammarSource::Calls { parallel }, Some(chat)) => {
                 chat.0.calls(grammars, parallel, &mut left_out).map_err(refused)?
             }
-            (Wanted::Calls { .. }, None) => return Err(refused(ConversationError::NoTools)),
+            (GrammarSource::Calls { .. }, None) => return Err(refused(ConversationError::NoTools)),
         };
         let n_vocab = model.inner.spec().n_vocab;
         let conversation = chat.map(|chat| Arc::clone(&chat.0));

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::error;
 
 /// What an answer yields.
-pub type Item = Result<LLMEngineOutput, DynamoError>;
+pub type StreamItem = Result<LLMEngineOutput, DynamoError>;
 
 /// Counts a stream as long as it lives.
 pub struct InFlight(watch::Sender<usize>);
@@ -32,7 +32,7 @@ impl Drop for InFlight {
 }
 
 /// How the tokens of a request are told.
-pub struct Telling {
+pub struct StreamOptions {
     /// Tokens that end the text.
     pub stop_ids: Vec<u32>,
     /// Tokens before which none of these does.
@@ -48,9 +48,9 @@ pub struct Telling {
 ///
 /// The number of tokens is not told at the end, as it might: after a move this worker takes tokens of the text for the
 /// prompt. The frontend counts both rightly itself.
-pub fn stream(mut events: Events, context: GenerateContext, telling: Telling) -> BoxStream<'static, Item> {
+pub fn stream(mut events: Events, context: GenerateContext, telling: StreamOptions) -> BoxStream<'static, StreamItem> {
     Box::pin(async_stream::stream! {
-        let Telling { stop_ids, min_tokens, token_delay, in_flight } = telling;
+        let StreamOptions { stop_ids, min_tokens, token_delay, in_flight } = telling;
         let _in_flight = in_flight;
         let mut n_tokens = 0;
         loop {
@@ -91,7 +91,7 @@ pub fn stream(mut events: Events, context: GenerateContext, telling: Telling) ->
 }
 
 /// A text that has all its tokens: it was moved after the last of them.
-pub fn complete() -> BoxStream<'static, Item> {
+pub fn complete() -> BoxStream<'static, StreamItem> {
     Box::pin(futures::stream::iter([Ok(LLMEngineOutput::length())]))
 }
 
@@ -120,7 +120,7 @@ fn token(id: u32, logprobs: Option<TokenLogprobs>) -> LLMEngineOutput {
 }
 
 /// The end of a text, with the token that ended it where the frontend knows what it means.
-fn end(reason: FinishReason, end_token: Option<u32>) -> Item {
+fn end(reason: FinishReason, end_token: Option<u32>) -> StreamItem {
     match reason {
         FinishReason::EndOfText | FinishReason::StopString => {
             Ok(LLMEngineOutput { token_ids: end_token.into_iter().collect(), ..LLMEngineOutput::stop() })

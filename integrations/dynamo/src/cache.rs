@@ -18,12 +18,12 @@ pub type Publisher = Arc<OnceLock<Arc<KvEventPublisher>>>;
 pub const RANK: u32 = 0;
 
 /// The hashes of the blocks that are stored.
-pub struct Hashes {
+pub struct BlockHashes {
     page_len: u32,
     hashes: HashMap<BlockId, u64>,
 }
 
-impl Hashes {
+impl BlockHashes {
     /// Those of an empty cache.
     pub fn new(page_len: u32) -> Self {
         Self { page_len, hashes: HashMap::new() }
@@ -61,7 +61,7 @@ impl Hashes {
 
 /// Hands events on to the publisher.
 pub fn observer(publisher: Publisher, page_len: usize) -> metal_attention::scheduler::CacheObserver {
-    let mut hashes = Hashes::new(u32::try_from(page_len).unwrap_or(u32::MAX));
+    let mut hashes = BlockHashes::new(u32::try_from(page_len).unwrap_or(u32::MAX));
     Box::new(move |event| {
         let data = hashes.translate(event);
         let Some(publisher) = publisher.get() else { return };
@@ -83,7 +83,7 @@ mod tests {
         let text: Vec<u32> = (0..4 * 64).collect();
         let local = compute_block_hash_for_seq(&text, 64, BlockHashOptions::default());
         let sequence = compute_seq_hash_for_block(&local);
-        let mut hashes = Hashes::new(64);
+        let mut hashes = BlockHashes::new(64);
         let mut seen = Vec::new();
         for (parent, blocks) in [(None, 0..2), (Some(BlockId(1)), 2..4)] {
             let tokens = text[blocks.start * 64..blocks.end * 64].to_vec();

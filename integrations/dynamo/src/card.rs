@@ -11,7 +11,7 @@ const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 
 /// A folder with a file for each thing to know, as models on the hub have them.
 #[derive(Debug, Clone)]
-pub struct Card<'a> {
+pub struct ModelCardFolder<'a> {
     folder: &'a Path,
 }
 
@@ -31,7 +31,7 @@ impl std::fmt::Display for MissingFile {
 
 impl std::error::Error for MissingFile {}
 
-impl<'a> Card<'a> {
+impl<'a> ModelCardFolder<'a> {
     /// The card in `folder`, with all that is needed.
     pub fn open(folder: &'a Path) -> Result<Self, MissingFile> {
         match NEEDED.into_iter().find(|file| !folder.join(file).is_file()) {
@@ -91,7 +91,7 @@ mod tests {
         let model = Model::built_in().unwrap();
         let folder = export(&model, "a/b c", cache.path()).unwrap();
         assert!(folder.file_name().unwrap().to_str().unwrap().starts_with("a_b_c-"));
-        Card::open(&folder).unwrap();
+        ModelCardFolder::open(&folder).unwrap();
         let files = || std::fs::read_dir(&folder).unwrap().count();
         let n = files();
         assert_eq!(export(&model, "a/b c", cache.path()).unwrap(), folder);
@@ -102,12 +102,12 @@ mod tests {
     fn a_card_has_its_files_and_perhaps_a_template() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        let missing = |file: &str| Card::open(folder).unwrap_err().to_string().contains(&format!("has no {file}"));
+        let missing = |file: &str| ModelCardFolder::open(folder).unwrap_err().to_string().contains(&format!("has no {file}"));
         assert!(missing("config.json"));
         std::fs::write(folder.join("config.json"), "{}").unwrap();
         assert!(missing("tokenizer.json"));
         std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
-        let has_template = || Card::open(folder).unwrap().has_chat_template();
+        let has_template = || ModelCardFolder::open(folder).unwrap().has_chat_template();
         assert!(!has_template());
         let config = folder.join("tokenizer_config.json");
         for (text, expected) in [("{", false), ("{}", false), (r#"{"chat_template": null}"#, false)] {

@@ -14,7 +14,7 @@ use metal_attention::{EngineOptions, Model};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::answer::{self, InFlight, Item, Telling};
+use crate::answer::{self, InFlight, StreamItem, StreamOptions};
 use crate::{cache, error, load, request};
 
 /// How long Dynamo has to write the ends of streams that have been read to theirs, before it closes its connections: to a frontend a
@@ -23,7 +23,7 @@ const FLUSH: Duration = Duration::from_millis(500);
 
 /// What to run, and how.
 #[derive(Clone)]
-pub struct Setup {
+pub struct WorkerSetup {
     /// The model.
     pub model: Arc<Model>,
     /// Its name in requests.
@@ -39,8 +39,8 @@ pub struct Setup {
 }
 
 /// metal-attention's scheduler as Dynamo sees it.
-pub struct Engine {
-    setup: Setup,
+pub struct WorkerEngine {
+    setup: WorkerSetup,
     scheduler: OnceLock<Scheduler>,
     cache_publisher: cache::Publisher,
     /// Tells the load.
@@ -49,9 +49,9 @@ pub struct Engine {
     in_flight: watch::Sender<usize>,
 }
 
-impl Engine {
+impl WorkerEngine {
     /// An engine that has not started.
-    pub fn new(setup: Setup) -> Self {
+    pub fn new(setup: WorkerSetup) -> Self {
         Self {
             setup,
             scheduler: OnceLock::new(),
@@ -79,8 +79,8 @@ fn replace(slot: &Mutex<Option<JoinHandle<()>>>, task: Option<JoinHandle<()>>) {
 }
 
 /// The scheduler, and what Dynamo wants to know of it.
-fn start(setup: &Setup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRegistration), DynamoError> {
-    let Setup { model, engine, scheduler: options, .. } = setup;
+fn start(setup: &WorkerSetup, publisher: cache::Publisher) -> Result<(Scheduler, LlmRegistration), DynamoError> {
+    let WorkerSetup { model, engine, scheduler: options, .. } = setup;
     let pass = model.forward_pass(engine).map_err(|why| error::unknown(why.to_string()))?;
     let pages = pass.cache_pages();
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -107,7 +107,7 @@ async fn end_with(scheduler: Scheduler) {
 }
 
 #[async_trait]
-impl LLMEngine for Engine {
+impl LLMEngine for WorkerEngine {
     async fn start(&self, _worker_id: u64) -> Result<EngineConfig, DynamoError> {
         let (setup, publisher) = (self.setup.clone(), Arc::clone(&self.cache_publisher));
         let started = tokio::task::spawn_blocking(move || start(&setup, publisher)).await;
@@ -129,14 +129,14 @@ impl LLMEngine for Engine {
         &self,
         request: PreprocessedRequest,
         context: GenerateContext,
-    ) -> Result<BoxStream<'static, Item>, DynamoError> {
+    ) -> Result<BoxStream<'static, StreamItem>, DynamoError> {
         let scheduler = self.scheduler()?;
         let plan = request::plan(&request)?;
         // Its worker died between the last token and the end.
         if plan.request.max_tokens == Some(0) {
             return Ok(answer::complete());
         }
-        let telling = Telling {
+        let telling = StreamOptions {
             stop_ids: plan.stop_ids,
             min_tokens: plan.request.min_tokens,
             token_delay: self.setup.token_delay,

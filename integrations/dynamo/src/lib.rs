@@ -11,4 +11,4 @@ mod error;
 mod load;
 mod request;
 
-pub use engine::{Engine, Setup};
+pub use engine::{WorkerEngine, WorkerSetup};

@@ -9,8 +9,8 @@ use clap::Parser;
 use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 use metal_attention::scheduler::SchedulerOptions;
 use metal_attention::{Device, EngineOptions, Model};
-use metal_attention_dynamo::card::{self, Card};
-use metal_attention_dynamo::{Engine, Setup};
+use metal_attention_dynamo::card::{self, ModelCardFolder};
+use metal_attention_dynamo::{WorkerEngine, WorkerSetup};
 
 /// How long Dynamo lets a worker end, in seconds.
 const SHUTDOWN_TIMEOUT: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
@@ -74,12 +74,12 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let setup = args.setup()?;
     let config = args.config(&setup)?;
-    dynamo_backend_common::run(Arc::new(Engine::new(setup)), config)
+    dynamo_backend_common::run(Arc::new(WorkerEngine::new(setup)), config)
 }
 
 impl Args {
     /// What to run. The file is opened here, so that a wrong name is told at once.
-    fn setup(&self) -> anyhow::Result<Setup> {
+    fn setup(&self) -> anyhow::Result<WorkerSetup> {
         let model = match &self.model {
             None => Model::built_in()?,
             Some(path) => Model::open(path).with_context(|| path.display().to_string())?,
@@ -94,7 +94,7 @@ impl Args {
             EngineOptions { device: self.device.clone(), n_ctx, n_threads: self.threads, ..EngineOptions::default() };
         let n_parallel = self.parallel;
         let scheduler = SchedulerOptions { n_parallel, n_queue: self.queue, ..SchedulerOptions::default() };
-        Ok(Setup {
+        Ok(WorkerSetup {
             engine: scheduler.engine(&model, &engine),
             scheduler,
             model: Arc::new(model),
@@ -105,7 +105,7 @@ impl Args {
     }
 
     /// How Dynamo drives it.
-    fn config(&self, setup: &Setup) -> anyhow::Result<WorkerConfig> {
+    fn config(&self, setup: &WorkerSetup) -> anyhow::Result<WorkerConfig> {
         let dynamo = &self.dynamo;
         if dynamo.disaggregation_mode != DisaggregationMode::Aggregated {
             bail!("--disaggregation-mode: this worker evaluates prompts and continues them, both: agg");
@@ -117,7 +117,7 @@ impl Args {
             Some(folder) => folder.clone(),
             None => card::export(&setup.model, &setup.name, &card::cache()?)?,
         };
-        let card = Card::open(&folder)?;
+        let card = ModelCardFolder::open(&folder)?;
         let mut endpoint_types = dynamo.endpoint_types.clone();
         if !card.has_chat_template() && dynamo.custom_jinja_template.is_none() {
             eprintln!("note: the model has no chat template: it continues texts, and does not chat");

@@ -9,7 +9,7 @@ use metal_attention::scheduler::Request;
 use crate::error::invalid;
 
 /// What a request asks of the scheduler, and of the stream that answers it.
-pub struct Plan {
+pub struct PlannedRequest {
     /// For the scheduler.
     pub request: Request,
     /// Tokens that end the text; they are told.
@@ -18,7 +18,7 @@ pub struct Plan {
 
 /// The plan for a request. An error on what this worker cannot do, and on what would not survive a move to another one: it
 /// starts a text anew from its prompt, the tokens so far among them.
-pub fn plan(request: &PreprocessedRequest) -> Result<Plan, DynamoError> {
+pub fn plan(request: &PreprocessedRequest) -> Result<PlannedRequest, DynamoError> {
     refuse_what_is_unknown(request)?;
     let stop = &request.stop_conditions;
     let lists = [&stop.stop_token_ids, &stop.stop_token_ids_visible, &stop.stop_token_ids_hidden];
@@ -35,7 +35,7 @@ pub fn plan(request: &PreprocessedRequest) -> Result<Plan, DynamoError> {
         logprobs: request.output_options.logprobs.map(|n| n as usize),
         ..Request::default()
     };
-    Ok(Plan { request, stop_ids: if ignore_eos { Vec::new() } else { stop_ids } })
+    Ok(PlannedRequest { request, stop_ids: if ignore_eos { Vec::new() } else { stop_ids } })
 }
 
 fn refuse_what_is_unknown(request: &PreprocessedRequest) -> Result<(), DynamoError> {
@@ -130,7 +130,7 @@ mod tests {
             ..Default::default()
         };
         let output = OutputOptions { logprobs: Some(4), ..Default::default() };
-        let Plan { request, stop_ids } = plan(&request(sampling, stop, output)).unwrap();
+        let PlannedRequest { request, stop_ids } = plan(&request(sampling, stop, output)).unwrap();
         assert_eq!(stop_ids, [10, 11, 12, 2]);
         assert_eq!(&*request.prompt, [1, 2, 3]);
         assert_eq!((request.max_tokens, request.min_tokens, request.logprobs), (Some(7), 3, Some(4)));

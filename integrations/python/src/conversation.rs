@@ -52,8 +52,8 @@ impl PyConversation {
     }
 
     /// Reads an answer. One in a form of its own has no calls.
-    pub fn answer(&self, has_form: bool) -> Answer {
-        Answer { tokenizer: Arc::clone(self.0.tokenizer()), parser: self.0.parser(has_form) }
+    pub fn answer(&self, has_form: bool) -> AnswerReader {
+        AnswerReader { tokenizer: Arc::clone(self.0.tokenizer()), parser: self.0.parser(has_form) }
     }
 }
 
@@ -83,12 +83,12 @@ impl PyConversation {
 }
 
 /// Parts an answer into thoughts, text and calls while it comes.
-pub struct Answer {
+pub struct AnswerReader {
     tokenizer: Arc<Tokenizer>,
     parser: ToolCallParser,
 }
 
-impl Answer {
+impl AnswerReader {
     /// What an event adds to the answer.
     pub fn take(&mut self, event: &Event) -> Vec<AnswerEvent> {
         match event {

@@ -14,12 +14,12 @@ use metal_attention_chat::ChatTemplate;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-use crate::conversation::{Answer, PyConversation, Rendering};
+use crate::conversation::{AnswerReader, PyConversation, Rendering};
 use crate::errors::{self, EngineError, OptionError, PromptError};
 use crate::grammar::PyGrammar;
-use crate::load::{Loaded, Wanted};
+use crate::load::{LoadedModel, LoadOptions};
 use crate::params::{python_name, request};
-use crate::processor::Raised;
+use crate::processor::RaisedException;
 use crate::text::{Completion, EventStream};
 use crate::wait::Threads;
 
@@ -29,7 +29,7 @@ const AHEAD: usize = 4;
 /// A model that runs, and its queue.
 #[pyclass(frozen, weakref, module = "metal_attention._engine")]
 pub struct Engine {
-    loaded: Loaded,
+    loaded: LoadedModel,
     /// The queue until it is closed.
     scheduler: Mutex<Option<Scheduler>>,
     n_parallel: usize,
@@ -69,7 +69,7 @@ impl Engine {
             watch: watch.clone(),
             ..Default::default()
         };
-        let wanted = Wanted { model, in_memory, engine, n_parallel, download };
+        let wanted = LoadOptions { model, in_memory, engine, n_parallel, download };
         let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
         let threads = Threads::start().map_err(without_thread)?;
         let (answer, loaded) = tokio::sync::oneshot::channel();
@@ -251,9 +251,9 @@ impl Engine {
     }
 
     /// Continues prompts.
-    fn generate(&self, py: Python<'_>, texts: Vec<Text<'_>>, done: Option<Py<PyAny>>) -> PyResult<Vec<Completion>> {
+    fn generate(&self, py: Python<'_>, texts: Vec<SequenceArgs<'_>>, done: Option<Py<PyAny>>) -> PyResult<Vec<Completion>> {
         let texts = texts.into_iter().map(|text| self.asked(text)).collect::<PyResult<Vec<_>>>()?;
-        self.gather(py, texts, done.as_ref(), |scheduler, Asked { request, raised, answer }| {
+        self.gather(py, texts, done.as_ref(), |scheduler, PreparedRequest { request, raised, answer }| {
             // Nobody looks at the text before it is finished.
             let events = scheduler.submit(Request { whole: true, ..request })?;
             Ok(async move { Completion::of_events(events, answer, &raised).await })
@@ -261,8 +261,8 @@ impl Engine {
     }
 
     /// Continues a prompt, piece by piece.
-    fn stream(&self, text: Text<'_>) -> PyResult<EventStream> {
-        let Asked { request, raised, answer } = self.asked(text)?;
+    fn stream(&self, text: SequenceArgs<'_>) -> PyResult<EventStream> {
+        let PreparedRequest { request, raised, answer } = self.asked(text)?;
         let events = self.scheduler()?.submit(request).map_err(|error| errors::of_submit(&error))?;
         Ok(EventStream::new(Arc::clone(&self.threads), events, answer, raised))
     }
@@ -306,23 +306,23 @@ impl Engine {
 
 /// What a text goes on with: the ids of its prompt, its parameters, its number among the texts of the prompt, the form that it
 /// must have, and the conversation that it answers.
-type Text<'py> = (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, PyConversation>>);
+type SequenceArgs<'py> = (Vec<u32>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyGrammar>>, Option<Bound<'py, PyConversation>>);
 
 /// A text that is to be generated.
-struct Asked {
+struct PreparedRequest {
     request: Request,
-    raised: Raised,
-    answer: Option<Answer>,
+    raised: RaisedException,
+    answer: Option<AnswerReader>,
 }
 
 impl Engine {
-    fn asked(&self, (ids, params, index, grammar, conversation): Text<'_>) -> PyResult<Asked> {
+    fn asked(&self, (ids, params, index, grammar, conversation): SequenceArgs<'_>) -> PyResult<PreparedRequest> {
         let (request, raised) = request(ids, &params, index, self.n_vocab())?;
         let has_form = grammar.as_ref().is_some_and(|grammar| grammar.get().is_form());
         let chat = conversation.as_ref().map(|chat| chat.get().inner());
         let constraint = grammar.as_ref().and_then(|grammar| grammar.get().constraint(chat));
         let answer = conversation.as_ref().map(|chat| chat.get().answer(has_form));
-        Ok(Asked { request: Request { constraint, ..request }, raised, answer })
+        Ok(PreparedRequest { request: Request { constraint, ..request }, raised, answer })
     }
 
     /// The queue; an error where it is closed, or in a process that was forked off.

@@ -18,7 +18,7 @@ use crate::errors;
 const PROGRESS: Duration = Duration::from_millis(100);
 
 /// What is loaded, and how.
-pub struct Wanted {
+pub struct LoadOptions {
     /// A file or a name on the hub; `None`: the built-in model.
     pub model: Option<String>,
     pub in_memory: bool,
@@ -29,7 +29,7 @@ pub struct Wanted {
 }
 
 /// A model that runs.
-pub struct Loaded {
+pub struct LoadedModel {
     pub model: Model,
     pub tokenizer: Arc<Tokenizer>,
     pub template: ChatTemplate,
@@ -39,16 +39,16 @@ pub struct Loaded {
     pub n_ctx: usize,
 }
 
-impl Wanted {
+impl LoadOptions {
     /// Takes long: not to be called by who holds Python.
-    pub fn load(self) -> PyResult<(Loaded, Scheduler)> {
+    pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
         let Self { model, in_memory, engine, n_parallel, download } = self;
         let watch = engine.watch.clone();
         let model = match model {
             None => Model::built_in(),
             Some(name) => {
                 let path = match name.strip_prefix(PREFIX) {
-                    Some(_) => fetch(&name, Downloads { watch, callback: download, file: None })
+                    Some(_) => fetch(&name, DownloadCallback { watch, callback: download, file: None })
                         .map_err(|e| errors::of_hub(&e))?,
                     None => name.into(),
                 };
@@ -66,7 +66,7 @@ impl Wanted {
         let pass = model.forward_pass(&options.engine(&model, &engine)).map_err(|e| errors::of_model(&e))?;
         let (device, n_ctx) = (pass.device(), pass.n_ctx());
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).map_err(|e| errors::of_start(&e))?;
-        let loaded = Loaded {
+        let loaded = LoadedModel {
             template: ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
             grammars: Grammars::new(&tokenizer),
             reranker: Reranker::new(&model),
@@ -80,26 +80,26 @@ impl Wanted {
 }
 
 /// The model's first file.
-fn fetch(name: &str, mut downloads: Downloads) -> Result<PathBuf, HubError> {
+fn fetch(name: &str, mut downloads: DownloadCallback) -> Result<PathBuf, HubError> {
     let name: ModelName = name.parse()?;
     let mut model = Hub::new(Environment::read()?).get(&name, &mut downloads)?;
     Ok(model.files.swap_remove(0))
 }
 
 /// Tells Python how a download goes.
-struct Downloads {
+struct DownloadCallback {
     watch: Watch,
     callback: Option<Py<PyAny>>,
-    file: Option<File>,
+    file: Option<FileProgress>,
 }
 
-struct File {
+struct FileProgress {
     name: String,
     bytes: u64,
     told: Instant,
 }
 
-impl Downloads {
+impl DownloadCallback {
     /// What the callback raises is nobody's concern: the download goes on.
     fn tell(&self, done: u64) {
         if let (Some(callback), Some(file), false) = (&self.callback, &self.file, self.stop()) {
@@ -108,9 +108,9 @@ impl Downloads {
     }
 }
 
-impl Observer for Downloads {
+impl Observer for DownloadCallback {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
-        self.file = Some(File { name: name.to_owned(), bytes, told: Instant::now() });
+        self.file = Some(FileProgress { name: name.to_owned(), bytes, told: Instant::now() });
         self.tell(done);
     }
 

@@ -9,12 +9,12 @@ use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 
 use crate::errors::OptionError;
-use crate::processor::{PythonProcessor, Raised};
+use crate::processor::{PythonProcessor, RaisedException};
 
 /// The `index`-th text that `params` want of the prompt `ids`, in a vocabulary of `n_vocab` tokens, and what its logits processors
 /// will have raised.
-pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64, n_vocab: usize) -> PyResult<(Request, Raised)> {
-    let raised = Raised::default();
+pub fn request(ids: Vec<u32>, params: &Bound<'_, PyAny>, index: u64, n_vocab: usize) -> PyResult<(Request, RaisedException)> {
+    let raised = RaisedException::default();
     let processor: Option<Py<PyAny>> = call(params, "_processor")?;
     let logits_processor = processor.map(|function| {
         let processor: Box<dyn LogitsProcessor> = Box::new(PythonProcessor { function, raised: raised.clone() });

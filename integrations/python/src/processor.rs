@@ -8,9 +8,9 @@ use pyo3::types::PyByteArray;
 
 /// The exception that a processor raised.
 #[derive(Debug, Clone, Default)]
-pub struct Raised(Arc<Mutex<Option<PyErr>>>);
+pub struct RaisedException(Arc<Mutex<Option<PyErr>>>);
 
-impl Raised {
+impl RaisedException {
     /// Takes it out, where there is one.
     pub fn take(&self) -> Option<PyErr> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -24,7 +24,7 @@ impl Raised {
 /// A Python function of the text's token ids and of the logits' bytes, which it changes.
 pub struct PythonProcessor {
     pub function: Py<PyAny>,
-    pub raised: Raised,
+    pub raised: RaisedException,
 }
 
 impl LogitsProcessor for PythonProcessor {

@@ -7,9 +7,9 @@ use metal_attention_chat::AnswerEvent;
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
-use crate::conversation::{Answer, delta_json, message_json};
+use crate::conversation::{AnswerReader, delta_json, message_json};
 use crate::errors;
-use crate::processor::Raised;
+use crate::processor::RaisedException;
 use crate::wait::Threads;
 
 /// The log probability of a token, its place among all, and the most probable ones with theirs.
@@ -37,7 +37,7 @@ pub struct Completion {
 
 impl Completion {
     /// Waits for a text; `answer` reads it where it answers a conversation.
-    pub async fn of_events(events: Events, answer: Option<Answer>, raised: &Raised) -> PyResult<Self> {
+    pub async fn of_events(events: Events, answer: Option<AnswerReader>, raised: &RaisedException) -> PyResult<Self> {
         match answer {
             None => events.completion().await.map(|completion| Self::new(completion, None)),
             Some(mut answer) => {
@@ -79,7 +79,7 @@ pub struct Event {
 }
 
 impl Event {
-    fn new(event: scheduler::Event, answer: Option<&mut Answer>, raised: &Raised) -> PyResult<Self> {
+    fn new(event: scheduler::Event, answer: Option<&mut AnswerReader>, raised: &RaisedException) -> PyResult<Self> {
         let delta = answer.map(|answer| delta_json(answer.take(&event)));
         match event {
             scheduler::Event::Prompt(told) => {
@@ -98,7 +98,7 @@ impl Event {
 }
 
 /// Why a text could not be finished; where its logits processor raised an exception, that.
-pub fn failure(why: &RequestError, raised: &Raised) -> PyErr {
+pub fn failure(why: &RequestError, raised: &RaisedException) -> PyErr {
     raised.take().unwrap_or_else(|| errors::of_request(why))
 }
 
@@ -106,19 +106,19 @@ pub fn failure(why: &RequestError, raised: &Raised) -> PyErr {
 #[pyclass(frozen, module = "metal_attention._engine")]
 pub struct EventStream {
     threads: Arc<Threads>,
-    raised: Raised,
+    raised: RaisedException,
     state: Mutex<State>,
 }
 
 /// The events of a text, and what reads them where it answers a conversation.
-pub struct Reading {
+pub struct EventReader {
     events: Events,
-    answer: Option<Answer>,
+    answer: Option<AnswerReader>,
 }
 
-impl Reading {
+impl EventReader {
     /// The next piece; `None` after the last.
-    async fn next(&mut self, raised: &Raised) -> Option<PyResult<Event>> {
+    async fn next(&mut self, raised: &RaisedException) -> Option<PyResult<Event>> {
         let event = self.events.recv().await?;
         Some(Event::new(event, self.answer.as_mut(), raised))
     }
@@ -127,7 +127,7 @@ impl Reading {
 /// Who gets the events.
 enum State {
     /// Whoever asks next.
-    Idle(Box<Reading>),
+    Idle(Box<EventReader>),
     /// Somebody who waits for the next one.
     Waiting,
     /// A callback.
@@ -137,12 +137,12 @@ enum State {
 }
 
 impl EventStream {
-    pub fn new(threads: Arc<Threads>, events: Events, answer: Option<Answer>, raised: Raised) -> Self {
-        Self { threads, raised, state: Mutex::new(State::Idle(Box::new(Reading { events, answer }))) }
+    pub fn new(threads: Arc<Threads>, events: Events, answer: Option<AnswerReader>, raised: RaisedException) -> Self {
+        Self { threads, raised, state: Mutex::new(State::Idle(Box::new(EventReader { events, answer }))) }
     }
 
     /// The events, to be given to somebody else; `None` where they are not to be had.
-    fn take(&self, next: State) -> Option<Box<Reading>> {
+    fn take(&self, next: State) -> Option<Box<EventReader>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, next) {
             State::Idle(reading) => Some(reading),

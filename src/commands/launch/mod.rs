@@ -11,8 +11,8 @@ use std::process::{Child, Command, ExitStatus};
 use crate::cli_error::CliError;
 use crate::interrupt;
 use crate::model_args::NamedModelArgs;
-use server::{Found, Wanted};
-use tools::{TOOLS, Tool, ToolCommand};
+use server::{FoundServer, ServerRequirements};
+use tools::{CodingTool, TOOLS, ToolCommand};
 
 /// The shortest context that a coding tool gets by with: its instructions alone take half of it.
 const MIN_N_CTX: usize = 32768;
@@ -41,7 +41,7 @@ that the server, or the configuration, has";
 pub struct Args {
     /// The tool: claude, codex, opencode, qwen, goose or aider
     #[arg(value_name = "TOOL", value_parser = named_tool)]
-    tool: &'static Tool,
+    tool: &'static CodingTool,
 
     #[command(flatten)]
     model: NamedModelArgs,
@@ -69,7 +69,7 @@ pub struct Args {
 
 /// Runs the command. It ends the process with the tool's exit code.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let wanted = Wanted {
+    let wanted = ServerRequirements {
         server: args.server.as_deref(),
         model: &args.model,
         key: args.api_key.as_deref().filter(|key| !key.is_empty()),
@@ -85,15 +85,15 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         ))
     })?;
     let (target, server) = match server::find(&wanted)? {
-        Found::Runs(target) => (target, None),
-        Found::Nowhere => {
+        FoundServer::Running(target) => (target, None),
+        FoundServer::None => {
             let (target, server) = server::start(&wanted)?;
             (target, Some(server))
         }
     };
     let ToolCommand { variables, arguments, .. } = args.tool.command(&target, &args.arguments);
     // From here on Ctrl-C is for the tool.
-    interrupt::leave();
+    interrupt::ignore_ctrl_c();
     let tool = Command::new(&program).args(arguments).envs(variables).spawn();
     let status = tool.and_then(wait_for);
     drop(server);
@@ -104,11 +104,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 }
 
 /// Shows the tool's command. Where no server runs there is first the one that starts it.
-fn print(args: &Args, wanted: &Wanted<'_>) -> Result<(), CliError> {
+fn print(args: &Args, wanted: &ServerRequirements<'_>) -> Result<(), CliError> {
     let mut out = std::io::stdout();
     let target = match server::find(wanted)? {
-        Found::Runs(target) => target,
-        Found::Nowhere => {
+        FoundServer::Running(target) => target,
+        FoundServer::None => {
             let port = server::free_port()?;
             let start = wanted.start(port)?;
             let words: Vec<_> = start.arguments.iter().map(|word| quoted(&word.to_string_lossy())).collect();
@@ -169,7 +169,7 @@ fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or(1)
 }
 
-fn named_tool(name: &str) -> Result<&'static Tool, String> {
+fn named_tool(name: &str) -> Result<&'static CodingTool, String> {
     tools::tool(name).ok_or_else(|| {
         let names: Vec<_> = TOOLS.iter().map(|tool| tool.name).collect();
         format!("the tools are {}", names.join(", "))

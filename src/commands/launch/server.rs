@@ -12,13 +12,13 @@ use tempfile::NamedTempFile;
 use ureq::Agent;
 
 use super::MIN_N_CTX;
-use super::tools::Target;
+use super::tools::ToolTarget;
 use crate::cli_error::CliError;
 use crate::config::Config;
 use crate::metadata_text::safe;
 use crate::model_args::ModelArgs;
-use crate::progress::Progress;
-use crate::served::say;
+use crate::progress::ProgressLine;
+use crate::served::print_line;
 
 /// Where a server listens that was started without flags.
 const USUAL: &str = "http://127.0.0.1:8080";
@@ -36,7 +36,7 @@ const ENDING: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(50);
 
 /// What the user wants.
-pub struct Wanted<'a> {
+pub struct ServerRequirements<'a> {
     /// The server.
     pub server: Option<&'a str>,
     /// The model.
@@ -48,7 +48,7 @@ pub struct Wanted<'a> {
 }
 
 /// How a server is started.
-pub struct Start {
+pub struct ServerCommand {
     /// The arguments of the program.
     pub arguments: Vec<OsString>,
     /// The model's name in requests.
@@ -57,14 +57,14 @@ pub struct Start {
     is_own: bool,
 }
 
-impl Wanted<'_> {
+impl ServerRequirements<'_> {
     /// What a tool gets that uses `model` of the server at `url`.
-    pub fn target(&self, url: String, model: String, n_ctx: usize) -> Target {
-        Target { url, model, n_ctx, key: self.key.map(str::to_owned) }
+    pub fn target(&self, url: String, model: String, n_ctx: usize) -> ToolTarget {
+        ToolTarget { url, model, n_ctx, key: self.key.map(str::to_owned) }
     }
 
     /// How a server with the model is started.
-    pub fn start(&self, port: u16) -> Result<Start, CliError> {
+    pub fn start(&self, port: u16) -> Result<ServerCommand, CliError> {
         let config = Config::read(None)?;
         let configured = config.names();
         let named = self.model.named().map(Path::to_string_lossy);
@@ -86,27 +86,27 @@ impl Wanted<'_> {
         if is_own {
             arguments.extend(self.model.flags());
         }
-        Ok(Start { arguments, model, is_own })
+        Ok(ServerCommand { arguments, model, is_own })
     }
 }
 
 /// Where there is a server.
-pub enum Found {
+pub enum FoundServer {
     /// It runs, and has this.
-    Runs(Target),
+    Running(ToolTarget),
     /// There is none: it has to be started.
-    Nowhere,
+    None,
 }
 
 /// Why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum Unfit {
+enum UnfitServer {
     #[error("this is no address, as http://127.0.0.1:8080 is")]
     Address,
     #[error("nothing answers there")]
-    Nobody,
+    NotRunning,
     #[error("what answers there is no server of metal-attention")]
-    Foreign,
+    OtherProgram,
     #[error("it wants another key: --api-key or METAL_ATTENTION_API_KEY")]
     Key,
     #[error("it has no model {wanted:?}, but {have}")]
@@ -123,27 +123,27 @@ enum Unfit {
 }
 
 /// Finds the server that runs. One that the user names must be fit; the usual one is passed over with a note.
-pub fn find(wanted: &Wanted<'_>) -> Result<Found, CliError> {
+pub fn find(wanted: &ServerRequirements<'_>) -> Result<FoundServer, CliError> {
     let url = wanted.server.unwrap_or(USUAL).trim_end_matches('/');
     match (examine(url, wanted), wanted.server) {
-        (Ok(target), _) => Ok(Found::Runs(target)),
-        (Err(Unfit::Nobody), None) => Ok(Found::Nowhere),
-        (Err(error @ Unfit::Several(_)), None) | (Err(error), Some(_)) => {
+        (Ok(target), _) => Ok(FoundServer::Running(target)),
+        (Err(UnfitServer::NotRunning), None) => Ok(FoundServer::None),
+        (Err(error @ UnfitServer::Several(_)), None) | (Err(error), Some(_)) => {
             Err(CliError::General(format!("the server {}: {error}", safe(url))))
         }
         (Err(error), None) => {
-            say(&format!("note: the server {url} is not used: {error}"));
-            Ok(Found::Nowhere)
+            print_line(&format!("note: the server {url} is not used: {error}"));
+            Ok(FoundServer::None)
         }
     }
 }
 
 /// What a server that runs has for a tool.
-fn examine(url: &str, wanted: &Wanted<'_>) -> Result<Target, Unfit> {
-    let client = Client { url, key: wanted.key };
-    let list: ModelList = client.get("/v1/models", None, SHORT)?;
+fn examine(url: &str, wanted: &ServerRequirements<'_>) -> Result<ToolTarget, UnfitServer> {
+    let client = ServerClient { url, key: wanted.key };
+    let list: ServedModels = client.get("/v1/models", None, SHORT)?;
     if list.data.is_empty() || list.data.iter().any(|model| model.owned_by != "metal-attention") {
-        return Err(Unfit::Foreign);
+        return Err(UnfitServer::OtherProgram);
     }
     let names: Vec<_> = list.data.into_iter().map(|model| model.id).collect();
     let model = pick(&names, wanted.model)?;
@@ -151,21 +151,25 @@ fn examine(url: &str, wanted: &Wanted<'_>) -> Result<Target, Unfit> {
 }
 
 /// What a server that runs has for a tool, which uses this model of it.
-fn examine_model(client: &Client<'_>, model: String, wanted: &Wanted<'_>) -> Result<Target, Unfit> {
+fn examine_model(
+    client: &ServerClient<'_>,
+    model: String,
+    wanted: &ServerRequirements<'_>,
+) -> Result<ToolTarget, UnfitServer> {
     // It may have to be loaded first.
-    let props: Props = client.get("/props", Some(("model", &model)), LOADING)?;
+    let props: ServerProps = client.get("/props", Some(("model", &model)), LOADING)?;
     if props.engine != "metal-attention" {
-        return Err(Unfit::Foreign);
+        return Err(UnfitServer::OtherProgram);
     }
     let n_ctx = props.default_generation_settings.n_ctx;
     if n_ctx < MIN_N_CTX {
-        return Err(Unfit::Short { model: safe(&model), n_ctx });
+        return Err(UnfitServer::Short { model: safe(&model), n_ctx });
     }
     Ok(wanted.target(client.url.to_owned(), model, n_ctx))
 }
 
 /// The name of the model among those that the server has.
-fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, Unfit> {
+fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, UnfitServer> {
     let have = || names.iter().map(|name| format!("{:?}", safe(name))).collect::<Vec<_>>().join(", ");
     if let Some(named) = wanted.named() {
         let (given, stem) = (named.to_string_lossy(), wanted.stem());
@@ -174,28 +178,28 @@ fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, Unfit> {
             return Ok(name.clone());
         }
         if wanted.is_given() {
-            return Err(Unfit::NoModel { wanted: safe(&given), have: have() });
+            return Err(UnfitServer::NoModel { wanted: safe(&given), have: have() });
         }
     }
     match names {
         [only] => Ok(only.clone()),
-        _ => Err(Unfit::Several(have())),
+        _ => Err(UnfitServer::Several(have())),
     }
 }
 
 /// Starts a server, and waits until its model is loaded.
-pub fn start(wanted: &Wanted<'_>) -> Result<(Target, Started), CliError> {
+pub fn start(wanted: &ServerRequirements<'_>) -> Result<(ToolTarget, StartedServer), CliError> {
     let start = wanted.start(0)?;
     // What is not here yet is downloaded first, where its progress is seen.
     if start.is_own {
         wanted.model.fetch()?;
     }
-    let mut server = Started::new(&start, wanted.key)?;
-    let progress = Progress::spinner("starting the server");
+    let mut server = StartedServer::new(&start, wanted.key)?;
+    let progress = ProgressLine::spinner("starting the server");
     let url = server.wait_for_address()?;
     progress.describe("loading the model".into());
     server.wait_until_ready(&url)?;
-    let client = Client { url: &url, key: wanted.key };
+    let client = ServerClient { url: &url, key: wanted.key };
     let target = examine_model(&client, start.model, wanted)
         .map_err(|error| server.failed(&format!("the server that was started cannot be used: {error}")))?;
     drop(progress);
@@ -204,14 +208,14 @@ pub fn start(wanted: &Wanted<'_>) -> Result<(Target, Started), CliError> {
 
 /// A server that was started here. It ends when this is dropped, and when this process ends in whatever way: its stdin is then
 /// closed.
-pub struct Started {
+pub struct StartedServer {
     child: Child,
     /// What it says.
     log: NamedTempFile,
 }
 
-impl Started {
-    fn new(start: &Start, key: Option<&str>) -> Result<Self, CliError> {
+impl StartedServer {
+    fn new(start: &ServerCommand, key: Option<&str>) -> Result<Self, CliError> {
         let wrong = |error: std::io::Error| CliError::General(format!("cannot start a server: {error}"));
         let log = tempfile::Builder::new().prefix("metal-attention-serve-").suffix(".log").tempfile().map_err(wrong)?;
         let mut command = Command::new(std::env::current_exe().map_err(wrong)?);
@@ -242,7 +246,7 @@ impl Started {
     }
 
     fn wait_until_ready(&mut self, url: &str) -> Result<(), CliError> {
-        let client = Client { url, key: None };
+        let client = ServerClient { url, key: None };
         self.wait_for(LOADING, "load its model", |_| client.is_ready().then_some(()))
     }
 
@@ -282,7 +286,7 @@ fn safe_end(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("  {}", safe(line))).collect::<Vec<_>>().join("\n")
 }
 
-impl Drop for Started {
+impl Drop for StartedServer {
     fn drop(&mut self) {
         // It ends when nothing can come any more.
         drop(self.child.stdin.take());
@@ -307,7 +311,7 @@ pub fn free_port() -> Result<u16, CliError> {
 
 /// What is read of `/v1/models`.
 #[derive(Deserialize)]
-struct ModelList {
+struct ServedModels {
     data: Vec<ListedModel>,
 }
 
@@ -320,41 +324,46 @@ struct ListedModel {
 
 /// What is read of `/props`.
 #[derive(Deserialize)]
-struct Props {
+struct ServerProps {
     #[serde(default)]
     engine: String,
-    default_generation_settings: Settings,
+    default_generation_settings: GenerationSettings,
 }
 
 #[derive(Deserialize)]
-struct Settings {
+struct GenerationSettings {
     n_ctx: usize,
 }
 
 /// An error's message, in the form of OpenAI's interface and llama.cpp's.
 #[derive(Deserialize)]
-struct Refusal {
-    error: RefusalError,
+struct ErrorBody {
+    error: ErrorDetail,
 }
 
 #[derive(Deserialize)]
-struct RefusalError {
+struct ErrorDetail {
     message: String,
 }
 
 /// A client of a server.
-struct Client<'a> {
+struct ServerClient<'a> {
     url: &'a str,
     key: Option<&'a str>,
 }
 
-impl Client<'_> {
+impl ServerClient<'_> {
     /// The answer of `path`, within `limit`.
-    fn get<T: DeserializeOwned>(&self, path: &str, query: Option<(&str, &str)>, limit: Duration) -> Result<T, Unfit> {
+    fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: Option<(&str, &str)>,
+        limit: Duration,
+    ) -> Result<T, UnfitServer> {
         let address = format!("{}{path}", self.url);
         let uri = address.parse::<ureq::http::Uri>();
         if !uri.is_ok_and(|uri| uri.host().is_some() && matches!(uri.scheme_str(), Some("http" | "https"))) {
-            return Err(Unfit::Address);
+            return Err(UnfitServer::Address);
         }
         let mut request = agent(limit).get(address);
         if let Some((name, value)) = query {
@@ -364,21 +373,23 @@ impl Client<'_> {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
         let mut answer = request.call().map_err(|error| match error {
-            ureq::Error::BadUri(_) => Unfit::Address,
-            ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::Timeout(_) => Unfit::Nobody,
-            ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => Unfit::Nobody,
-            _ => Unfit::Foreign,
+            ureq::Error::BadUri(_) => UnfitServer::Address,
+            ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::Timeout(_) => {
+                UnfitServer::NotRunning
+            }
+            ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => UnfitServer::NotRunning,
+            _ => UnfitServer::OtherProgram,
         })?;
         let status = answer.status().as_u16();
-        let body = answer.body_mut().read_to_string().map_err(|_| Unfit::Foreign)?;
+        let body = answer.body_mut().read_to_string().map_err(|_| UnfitServer::OtherProgram)?;
         match status {
-            200 => serde_json::from_str(&body).map_err(|_| Unfit::Foreign),
-            401 | 403 => Err(Unfit::Key),
-            _ => match serde_json::from_str::<Refusal>(&body) {
+            200 => serde_json::from_str(&body).map_err(|_| UnfitServer::OtherProgram),
+            401 | 403 => Err(UnfitServer::Key),
+            _ => match serde_json::from_str::<ErrorBody>(&body) {
                 Ok(refusal) if status != 404 => {
-                    Err(Unfit::Refused { path: safe(path), message: safe(&refusal.error.message) })
+                    Err(UnfitServer::Refused { path: safe(path), message: safe(&refusal.error.message) })
                 }
-                _ => Err(Unfit::Foreign),
+                _ => Err(UnfitServer::OtherProgram),
             },
         }
     }

@@ -1,9 +1,9 @@
 //! The tools that `launch` starts, and how each of them learns the server's address, the model and the key.
 
-use Template::{Inner, Text};
+use ArgumentTemplate::{Inner, Text};
 
 /// A tool.
-pub struct Tool {
+pub struct CodingTool {
     /// Its name on the command line.
     pub name: &'static str,
     /// What its makers call it.
@@ -12,16 +12,16 @@ pub struct Tool {
     pub program: &'static str,
     /// How it is installed.
     pub install: &'static str,
-    variables: &'static [(&'static str, Template)],
+    variables: &'static [(&'static str, ArgumentTemplate)],
     /// Its first arguments.
-    arguments: &'static [Template],
+    arguments: &'static [ArgumentTemplate],
     /// What follows them where the user gives no arguments.
     without_arguments: &'static [&'static str],
 }
 
 /// Text with `{url}`, `{model}`, `{key}` and `{n_ctx}` in it.
 #[derive(Clone, Copy)]
-enum Template {
+enum ArgumentTemplate {
     /// The values stand as they are.
     Text(&'static str),
     /// The values stand within strings of JSON or TOML, and are escaped.
@@ -29,7 +29,7 @@ enum Template {
 }
 
 /// What a tool is to use.
-pub struct Target {
+pub struct ToolTarget {
     /// The server's address, without a slash at the end.
     pub url: String,
     /// The model's name in requests.
@@ -53,12 +53,12 @@ pub struct ToolCommand {
 /// The key where the server wants none: tools do not go without.
 const NO_KEY: &str = "metal-attention";
 
-const MODEL: Template = Text("{model}");
-const ON: Template = Text("1");
+const MODEL: ArgumentTemplate = Text("{model}");
+const ON: ArgumentTemplate = Text("1");
 
 /// All tools.
-pub const TOOLS: &[Tool] = &[
-    Tool {
+pub const TOOLS: &[CodingTool] = &[
+    CodingTool {
         name: "claude",
         title: "Claude Code",
         program: "claude",
@@ -87,7 +87,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "codex",
         title: "Codex",
         program: "codex",
@@ -117,7 +117,7 @@ pub const TOOLS: &[Tool] = &[
         ],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "opencode",
         title: "opencode",
         program: "opencode",
@@ -134,7 +134,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "qwen",
         title: "Qwen Code",
         program: "qwen",
@@ -143,7 +143,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[Text("--auth-type"), Text("openai"), Text("--model"), MODEL],
         without_arguments: &[],
     },
-    Tool {
+    CodingTool {
         name: "goose",
         title: "goose",
         program: "goose",
@@ -159,7 +159,7 @@ pub const TOOLS: &[Tool] = &[
         arguments: &[],
         without_arguments: &["session"],
     },
-    Tool {
+    CodingTool {
         name: "aider",
         title: "aider",
         program: "aider",
@@ -178,13 +178,13 @@ pub const TOOLS: &[Tool] = &[
 ];
 
 /// The tool that is called `name`.
-pub fn tool(name: &str) -> Option<&'static Tool> {
+pub fn tool(name: &str) -> Option<&'static CodingTool> {
     TOOLS.iter().find(|tool| tool.name == name)
 }
 
-impl Tool {
+impl CodingTool {
     /// The command that has the tool use `target`, with the user's own arguments last.
-    pub fn command(&self, target: &Target, given: &[String]) -> ToolCommand {
+    pub fn command(&self, target: &ToolTarget, given: &[String]) -> ToolCommand {
         let variables = self.variables.iter().map(|(name, value)| (*name, value.fill(target))).collect();
         let mut arguments: Vec<_> = self.arguments.iter().map(|template| template.fill(target)).collect();
         if given.is_empty() {
@@ -195,8 +195,8 @@ impl Tool {
     }
 }
 
-impl Template {
-    fn fill(self, target: &Target) -> String {
+impl ArgumentTemplate {
+    fn fill(self, target: &ToolTarget) -> String {
         let (Text(mut rest) | Inner(mut rest)) = self;
         let n_ctx = target.n_ctx.to_string();
         let values = [
@@ -238,9 +238,9 @@ mod tests {
 
     use super::*;
 
-    fn target() -> Target {
+    fn target() -> ToolTarget {
         let (url, model) = ("http://127.0.0.1:8080".to_owned(), "a \"{url}\" b".to_owned());
-        Target { url, model, n_ctx: 32768, key: None }
+        ToolTarget { url, model, n_ctx: 32768, key: None }
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
         let names: BTreeSet<_> = TOOLS.iter().map(|tool| tool.name).collect();
         assert_eq!(names.len(), TOOLS.len());
         let target =
-            Target { url: "http://host:1".into(), model: "name".into(), n_ctx: 40000, key: Some("secret".into()) };
+            ToolTarget { url: "http://host:1".into(), model: "name".into(), n_ctx: 40000, key: Some("secret".into()) };
         for tool in TOOLS {
             let command = tool.command(&target, &[]);
             let values: Vec<_> = command.variables.iter().map(|(_, value)| value).chain(&command.arguments).collect();

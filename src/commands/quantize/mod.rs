@@ -11,12 +11,12 @@ use std::thread;
 use metal_attention::gguf::{GgufFile, GgufWriter, Imatrix, Metadata, Tensor, TensorDecl, TensorType};
 use metal_attention::{Error, Recipe};
 
-use self::report::Report;
+use self::report::TensorReport;
 use crate::cli_error::CliError;
 use crate::find_model::find;
 use crate::interrupt;
 use crate::output_file::OutputFile;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::tensor_types::{self, TypeArgs};
 use crate::threads::map_on_threads;
 use crate::units;
@@ -105,14 +105,14 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
 
     // A half file does not stay.
-    let _asked = interrupt::ask();
-    let progress = Progress::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());
+    let _ctrl_c = interrupt::cancel_on_ctrl_c();
+    let progress = ProgressLine::steps("quantising", file.tensors().iter().map(|t| t.n_elements() as u64).sum());
     let mut writer = GgufWriter::new(OutputFile::create(&args.output)?, 3, &metadata, &tensors).map_err(Error::from)?;
     let n_threads = args.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZero::get);
-    let mut report = args.report.as_deref().map(Report::new);
+    let mut report = args.report.as_deref().map(TensorReport::new);
     let mut done = 0;
     for ((from, to), importance) in file.tensors().iter().zip(&tensors).zip(importance) {
-        let conversion = Conversion { from, to: to.ty, importance: importance.as_deref(), n_threads };
+        let conversion = TensorConversion { from, to: to.ty, importance: importance.as_deref(), n_threads };
         let difference = conversion.run(&mut writer, |n| progress.set(done + n as u64))?;
         from.release_pages();
         done += from.n_elements() as u64;
@@ -222,7 +222,7 @@ fn warn_of_larger_types(from: &[Tensor], to: &[TensorDecl]) {
 
 /// How far a tensor's numbers are from what they were.
 #[derive(Default)]
-struct Difference {
+struct QuantizationError {
     n: usize,
     /// Sum of the squares of the differences.
     squares: f64,
@@ -230,7 +230,7 @@ struct Difference {
     of: f64,
 }
 
-impl Difference {
+impl QuantizationError {
     fn root_mean_square(&self) -> f64 {
         (self.squares / self.n as f64).sqrt()
     }
@@ -242,7 +242,7 @@ impl Difference {
 }
 
 /// A tensor on its way to another type.
-struct Conversion<'a> {
+struct TensorConversion<'a> {
     from: &'a Tensor,
     to: TensorType,
     /// Importance of columns, `[n_matrices, row_len]`.
@@ -250,9 +250,13 @@ struct Conversion<'a> {
     n_threads: usize,
 }
 
-impl Conversion<'_> {
+impl TensorConversion<'_> {
     /// Writes the tensor and returns what it has lost. `progress` gets the elements done so far.
-    fn run(&self, writer: &mut GgufWriter<OutputFile>, progress: impl Fn(usize)) -> Result<Difference, CliError> {
+    fn run(
+        &self,
+        writer: &mut GgufWriter<OutputFile>,
+        progress: impl Fn(usize),
+    ) -> Result<QuantizationError, CliError> {
         let tensor = self.from;
         // Whole rows of one matrix, so that all of a chunk has the same importance.
         let n_rows = (CHUNK / tensor.row_len()).clamp(1, tensor.shape().get(1).copied().unwrap_or(1));
@@ -262,7 +266,7 @@ impl Conversion<'_> {
         for matrix in 0..tensor.n_rows() / rows_of_matrix {
             chunks.extend((0..rows_of_matrix).step_by(n_rows).map(|row| (matrix, row)));
         }
-        let mut total = Difference::default();
+        let mut total = QuantizationError::default();
         for part in chunks.chunks(self.n_threads) {
             if interrupt::requested() {
                 return Err(CliError::Interrupted);
@@ -285,10 +289,10 @@ impl Conversion<'_> {
     }
 
     /// The blocks of some rows, and what they have lost.
-    fn convert(&self, source: &[u8], matrix: usize) -> Result<(Vec<u8>, Difference), CliError> {
+    fn convert(&self, source: &[u8], matrix: usize) -> Result<(Vec<u8>, QuantizationError), CliError> {
         if self.to == self.from.ty() {
             // Copied: whether the file is still there is found out here, not by the system while it writes.
-            return Ok((source.to_vec(), Difference::default()));
+            return Ok((source.to_vec(), QuantizationError::default()));
         }
         let row_len = self.from.row_len();
         let n = source.len() / self.from.ty().row_bytes(row_len) * row_len;
@@ -303,7 +307,7 @@ impl Conversion<'_> {
         self.check_range(&values, &back)?;
         let squares = values.iter().zip(&back).map(|(a, b)| f64::from(a - b).powi(2)).sum();
         let of = values.iter().map(|&x| f64::from(x).powi(2)).sum();
-        Ok((blocks, Difference { n, squares, of }))
+        Ok((blocks, QuantizationError { n, squares, of }))
     }
 
     /// Refuses numbers beyond the range of the type: `back` is what it holds of `values`.

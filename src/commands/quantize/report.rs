@@ -7,23 +7,23 @@ use std::path::{Path, PathBuf};
 use metal_attention::gguf::{Tensor, TensorDecl};
 use metal_attention::{EngineOptions, Model, ModelOptions};
 
-use super::Difference;
+use super::QuantizationError;
 use crate::cli_error::CliError;
 use crate::divergence::{Divergence, log_softmax};
 use crate::log_likelihood::LogLikelihood;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::{chunks, interrupt, text_input, token_ids};
 
 /// Tokens of a chunk, where the model was trained with as many.
 const N_CTX: usize = 512;
 
 /// A table of tensors, filled in as they are written.
-pub struct Report {
+pub struct TensorReport {
     text: Option<PathBuf>,
     lines: Vec<[String; 6]>,
 }
 
-impl Report {
+impl TensorReport {
     /// A report that ends with the perplexity of `text`, where one is named.
     pub fn new(text: &Path) -> Self {
         let head = ["tensor", "shape", "from", "to", "bits", "error"].map(str::to_owned);
@@ -31,7 +31,7 @@ impl Report {
     }
 
     /// Adds a tensor that became `to`.
-    pub fn add(&mut self, from: &Tensor, to: &TensorDecl, difference: &Difference) {
+    pub fn add(&mut self, from: &Tensor, to: &TensorDecl, difference: &QuantizationError) {
         let error = if from.ty() == to.ty { "-".into() } else { format!("{:.3} %", 100.0 * difference.relative()) };
         self.lines.push([
             from.name().to_owned(),
@@ -74,7 +74,8 @@ fn predictions(text: &Path, before: &Path, after: &Path) -> Result<String, CliEr
     let options = EngineOptions { n_ctx: Some(n_ctx), watch: interrupt::watch(), ..Default::default() };
     let (mut from, mut to) = (before.forward_pass(&options)?, after.forward_pass(&options)?);
     let (n_chunks, n_ubatch) = (ids.len() / n_ctx, from.n_ubatch());
-    let progress = Progress::steps("predicting the text", n_chunks as u64).watched(2 * before.spec().n_layer() * n_ctx);
+    let progress =
+        ProgressLine::steps("predicting the text", n_chunks as u64).watched(2 * before.spec().n_layer() * n_ctx);
     let (mut one, mut other, mut divergence) = <(LogLikelihood, LogLikelihood, Divergence)>::default();
     for (i, chunk) in ids.chunks_exact(n_ctx).enumerate() {
         let done = chunks::evaluate(&mut [&mut *from, &mut *to], chunk, bos, n_ubatch, |logits, next| {
