@@ -28,12 +28,12 @@ pub struct Divergence {
 
 /// The number, sum and sum of squares of some values.
 #[derive(Default)]
+struct RunningSum {
     /// The number of values.
     n: f64,
     /// Their sum.
     total: f64,
     /// The sum of their squares.
-    squares: f64,
     squares: f64,
 }
 

@@ -1,11 +1,12 @@
-//! Texts through an encoder, or another model's states, as many at once as the forward pass has room for.
+//! Evaluates texts and pools their hidden states, several texts in one batch.
 
 use metal_attention::{Error, ForwardError, ForwardPass, Pooler};
 
 use crate::cli_error::CliError;
 use crate::progress::ProgressLine;
 
-/// Evaluates `texts`, each of one token at least, and hands over what `pooler` makes of each, in order.
+/// Evaluates `texts`, each of at least one token, in batches of as many as the forward pass has sequences. `done` is called
+/// with the index of each text and the result of `pooler`, in order. An error if a result is not finite.
 pub fn embed_texts(
     pass: &mut dyn ForwardPass,
     pooler: &Pooler,

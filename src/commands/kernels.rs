@@ -1,4 +1,4 @@
-//! `kernels`: the GPU kernels, to read.
+//! `kernels`: prints the wgpu backend's kernels in WGSL or translated.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -9,9 +9,9 @@ use crate::cli_error::CliError;
 use crate::output_file::OutputFile;
 
 const AFTER_HELP: &str = "\
-A kernel is shown with the constants of a small model, as it runs in release builds on a device that has everything \
-the language knows of: 16-bit floats, subgroups, matrix units (none in HLSL). SPIR-V is binary: on the terminal it is \
-listed in words, with --output it goes to a file that spirv-dis and spirv-val read.
+A kernel is shown with the constants of a small model, as it runs in release builds on a device with all features that \
+the language has: 16-bit floats, subgroups, matrix units (none in HLSL). SPIR-V is binary: on the terminal it is \
+listed in words, with --output it goes to a file for spirv-dis and spirv-val.
 
 Examples:
   metal-attention kernels
@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, short = 'o', requires = "name", value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Lanes of a subgroup; 0 for none that kernels can count on
+    /// Lanes of a subgroup; 0: a size that kernels cannot rely on
     #[arg(long, default_value_t = 32, value_parser = parse_subgroup_size, requires = "name", value_name = "N")]
     subgroup_size: u32,
 
@@ -51,6 +51,7 @@ pub struct Args {
     no_matrix_units: bool,
 }
 
+/// The values of `--emit`.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum EmitLanguage {
     /// The language that the kernels are written in
@@ -64,6 +65,7 @@ enum EmitLanguage {
 }
 
 impl EmitLanguage {
+    /// The language of the wgpu crate.
     fn shader_language(self) -> ShaderLanguage {
         match self {
             Self::Wgsl => ShaderLanguage::Wgsl,
@@ -74,6 +76,7 @@ impl EmitLanguage {
     }
 }
 
+/// Parses a number of lanes.
 fn parse_subgroup_size(text: &str) -> Result<u32, String> {
     let sizes = [0, 4, 8, 16, 32, 64, 128];
     text.parse().ok().filter(|size| sizes.contains(size)).ok_or_else(|| format!("it is one of {sizes:?}"))
@@ -112,12 +115,13 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
 }
 
+/// Writes to stdout.
 fn print(text: &[u8]) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text).and_then(|()| out.flush()).map_err(CliError::stdout)
 }
 
-/// A listing of 32-bit words, eight a line, each line after the place of its first word.
+/// A listing of 32-bit words, eight a line, each line after the index of its first word.
 fn words(code: &[u8]) -> String {
     let (words, _) = code.as_chunks::<4>();
     let line = |(i, line): (usize, &[[u8; 4]])| {

@@ -1,4 +1,4 @@
-//! `logits`: what the model thinks of every next token.
+//! `logits`: evaluates a text and writes the logits after each token.
 
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -15,12 +15,12 @@ use crate::output_file::OutputFile;
 use crate::progress::ProgressLine;
 use crate::token_input::{TokensArgs, fit_context};
 
-/// Most bytes of logits that are in memory at once.
+/// The largest size of the logits of one batch, in bytes.
 const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 const AFTER_HELP: &str = "\
 Row i holds the logits of the token that follows token i. Without -o stdout has a JSON object with \
-tokens (the ids) and logits (a list of rows). The context is as long as the tokens where -c is not given.
+tokens (the ids) and logits (a list of rows). Without -c the context is as long as the tokens.
 
 Examples:
   metal-attention logits -p \"Once upon a time\" -o logits.npy
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
     drop(loading);
-    // The rows so far are kept.
+    // After Ctrl-C the file has the rows so far.
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
     let wanted = if args.last { ids.len() - 1..ids.len() } else { 0..ids.len() };
@@ -88,8 +88,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     outcome
 }
 
+/// Converts an error of writing the output.
 type WriteFailed<'a> = &'a dyn Fn(io::Error) -> CliError;
 
+/// Writes the logits of the positions `wanted` as a `.npy` file, `[wanted.len(), n_vocab]`. After Ctrl-C the header still has
+/// the full number of rows.
 fn write_npy(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
@@ -103,6 +106,7 @@ fn write_npy(
     out.flush().map_err(failed)
 }
 
+/// Writes the tokens and the logits of the positions `wanted` as JSON.
 fn write_json(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
@@ -121,7 +125,7 @@ fn write_json(
     out.write_all(b"]}\n").and_then(|()| out.flush()).map_err(failed)
 }
 
-/// Evaluates `ids` in batches and hands over the logits of the `wanted` ones, row by row.
+/// Evaluates `ids` in batches and calls `write` with the logits of each position in `wanted`, `[n_vocab]`, in order.
 fn for_each_row(
     pass: &mut dyn ForwardPass,
     ids: &[u32],
@@ -136,7 +140,8 @@ fn for_each_row(
     let batches: Vec<Vec<BatchToken>> = if pass.spec().is_causal() {
         tokens(wanted).chunks(n_batch).map(<[_]>::to_vec).collect()
     } else {
-        // A token sees those after it: the whole text is one batch, once for as many rows as there is memory for.
+        // Tokens attend to later ones, so all are in one batch. It is evaluated again for each part of the rows that fits into
+        // memory.
         let parts = wanted.clone().step_by(n_batch).map(|from| from..wanted.end.min(from + n_batch));
         parts.map(tokens).collect()
     };

@@ -1,4 +1,4 @@
-//! `perplexity`: how well a model predicts a text, and how far its predictions are from those of another.
+//! `perplexity`: measures how well a model predicts a text, and compares its predictions with a reference model's.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,20 +18,20 @@ use crate::progress::ProgressLine;
 use crate::text_input::TextArgs;
 use crate::token_ids;
 
-/// Context where `-c` is not given.
+/// The length of a chunk unless `-c` is given, in tokens.
 const DEFAULT_N_CTX: usize = 512;
 
 const AFTER_HELP: &str = "\
-The text is cut into chunks of -c tokens (512 where it is not given), each evaluated from an empty context, with the \
-token that begins a text in the first place where the model has one. The tokens of the second half of each chunk are \
-scored, as llama.cpp does, so the figures compare. stdout gets the estimate and its standard error after every chunk; \
+The text is cut into chunks of -c tokens (512 by default), each evaluated from an empty context, with the \
+BOS token in the first place if the model has one. The tokens of the second half of each chunk are \
+scored, as llama.cpp does, so that the numbers are comparable. stdout gets the estimate and its standard error after every chunk; \
 with --json one object at the end: perplexity, error, tokens (scored), n_ctx, chunks (the estimates after each).
 
-How much a quantised model has lost shows in its predictions next to those of the model that it was made from: \
---reference runs both. Where they do not fit into memory together, --kl-divergence-base keeps the predictions of the one, \
-and with --kl-divergence the other is compared with what was kept (llama.cpp reads and writes the same file). Then \
+To find how much a quantised model has lost, compare its predictions with those of the model that it was made from: \
+--reference runs both. If they do not fit into memory together, --kl-divergence-base writes the predictions of one to a file, \
+and with --kl-divergence the other one is compared with the file (llama.cpp reads and writes the same format). Then \
 stdout also gets the reference's perplexity, the Kullback-Leibler divergence by token in nats (mean, median and \
-percentiles), and how often both find the same token the likeliest; --json: reference_perplexity, ln_ratio, \
+percentiles), and how often both have the same likeliest token; --json: reference_perplexity, ln_ratio, \
 kl_divergence, same_top (a share), rms_delta_p.
 
 Examples:
@@ -54,11 +54,11 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     chunks: Option<u64>,
 
-    /// Model to compare the predictions with, which has the same vocabulary
+    /// Model to compare the predictions with; it must have the same vocabulary
     #[arg(long, value_name = "FILE", conflicts_with = "kl_divergence")]
     reference: Option<PathBuf>,
 
-    /// Write the predictions to this file; with --kl-divergence read them from it, with the text
+    /// Write the predictions to this file; with --kl-divergence read them, and the text, from it
     #[arg(long, aliases = ["save-all-logits"], value_name = "FILE")]
     kl_divergence_base: Option<PathBuf>,
 
@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let mut pass = model.forward_pass(&options)?;
     let mut reference_pass = reference.as_ref().map(|model| model.forward_pass(&options)).transpose()?;
     drop(loading);
-    // The estimates so far are kept.
+    // After Ctrl-C the estimates so far are printed.
     let _ctrl_c = interrupt::cancel_on_ctrl_c();
 
     let n_ubatch = pass.n_ubatch();
@@ -174,7 +174,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Refuses a reference whose predictions are of other tokens.
+/// Refuses a reference with another vocabulary, whose predictions cannot be compared.
 fn same_vocabulary(n_vocab: usize, reference: Option<usize>) -> Result<(), CliError> {
     match reference {
         Some(n) if n != n_vocab => Err(CliError::Usage(format!(
@@ -184,10 +184,12 @@ fn same_vocabulary(n_vocab: usize, reference: Option<usize>) -> Result<(), CliEr
     }
 }
 
+/// The perplexity and its standard error as text.
 fn estimate(total: &LogLikelihood) -> String {
     format!("{:.4} +/- {:.4}", total.perplexity(), total.standard_error())
 }
 
+/// Writes to stdout.
 fn print(text: &str) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::stdout)

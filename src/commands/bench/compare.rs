@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-fn a_ratio_beyond_the_noise_has_moved() {
+    fn a_ratio_beyond_the_noise_has_moved() {
         // Standard deviation 2 of a mean of 100, and 3 of 150: 2 % each, 2 * sqrt(2) * 2 % together.
         let moved = of(&[98.0, 100.0, 102.0], &[147.0, 150.0, 153.0]);
         assert_eq!((moved.earlier_median, moved.ratio, moved.moved), (100.0, 1.5, true));

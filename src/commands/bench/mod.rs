@@ -226,12 +226,7 @@ impl Args {
     }
 
     /// Measures every model on every device with every number of threads.
-    fn measure(
-        &self,
-        plan: &BenchPlan,
-        models: &[(&ModelArgs, Model)],
-        run: &mut BenchRun,
-    ) -> Result<(), CliError> {
+    fn measure(&self, plan: &BenchPlan, models: &[(&ModelArgs, Model)], run: &mut BenchRun) -> Result<(), CliError> {
         let devices = if self.wgpu { vec![Device::Wgpu] } else { plan::distinct(&self.device) };
         let threads = match &self.threads[..] {
             [] => vec![None],

@@ -1,4 +1,4 @@
-//! The server that a tool uses: one that runs, or one that is started and ends with the tool.
+//! The server that a coding tool uses: a running one is found and checked, or one is started.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -20,60 +20,60 @@ use crate::model_args::ModelArgs;
 use crate::progress::ProgressLine;
 use crate::served::print_line;
 
-/// Where a server listens that was started without flags.
-const USUAL: &str = "http://127.0.0.1:8080";
+/// The address of a server that was started without flags.
+const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// The longest that a server may take to say that it is there.
-const SHORT: Duration = Duration::from_secs(5);
+/// The time limit for a server's response if it need not load a model.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest that a model may take to load.
-const LOADING: Duration = Duration::from_secs(900);
+/// The time limit for loading a model.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// The longest that a server may take to end.
-const ENDING: Duration = Duration::from_secs(20);
+/// The time limit for a server's shutdown, after which it is killed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often is looked whether a server is ready or has ended.
-const TICK: Duration = Duration::from_millis(50);
+/// The time between two checks whether a server is ready or has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the user wants.
+/// The requirements of the user.
 pub struct ServerRequirements<'a> {
-    /// The server.
+    /// The address of the server. `None`: the usual one, or one that is started.
     pub server: Option<&'a str>,
     /// The model.
     pub model: &'a ModelArgs,
     /// The server's key.
     pub key: Option<&'a str>,
-    /// Tokens of the context of a server that is started.
+    /// The context of a server that is started, in tokens.
     pub n_ctx: usize,
 }
 
-/// How a server is started.
+/// The command that starts a server.
 pub struct ServerCommand {
-    /// The arguments of the program.
+    /// The arguments of this program.
     pub arguments: Vec<OsString>,
     /// The model's name in requests.
     pub model: String,
-    /// The model is one of the command line or the environment, not one of the configuration file.
-    is_own: bool,
+    /// Whether the model is named on the command line or in the environment, and is not one of the configuration file.
+    is_named: bool,
 }
 
 impl ServerRequirements<'_> {
-    /// What a tool gets that uses `model` of the server at `url`.
+    /// The settings of a tool that uses `model` of the server at `url`.
     pub fn target(&self, url: String, model: String, n_ctx: usize) -> ToolTarget {
         ToolTarget { url, model, n_ctx, key: self.key.map(str::to_owned) }
     }
 
-    /// How a server with the model is started.
+    /// The command that starts a server with the model at `port`. An error if no model or several models fit.
     pub fn start(&self, port: u16) -> Result<ServerCommand, CliError> {
         let config = Config::read(None)?;
         let configured = config.names();
         let named = self.model.named().map(Path::to_string_lossy);
-        let (model, is_own) = match (&named, &configured[..]) {
+        let (model, is_named) = match (&named, &configured[..]) {
             (Some(name), _) if configured.contains(&&**name) => (name.to_string(), false),
             (Some(_), _) => (self.model.stem(), true),
             (None, [only]) => ((*only).to_owned(), false),
             (None, []) => {
-                let why = format!("no server runs at {USUAL}, and no model is named for one to start");
+                let why = format!("no server runs at {DEFAULT_URL}, and no model is named for one to start");
                 return Err(CliError::Usage(format!("{why}: metal-attention launch TOOL MODEL")));
             }
             (None, several) => {
@@ -83,22 +83,22 @@ impl ServerRequirements<'_> {
         };
         let (port, n_ctx) = (port.to_string(), self.n_ctx.to_string());
         let mut arguments: Vec<OsString> = ["serve", "--port", &port, "-c", &n_ctx].map(OsString::from).into();
-        if is_own {
+        if is_named {
             arguments.extend(self.model.flags());
         }
-        Ok(ServerCommand { arguments, model, is_own })
+        Ok(ServerCommand { arguments, model, is_named })
     }
 }
 
-/// Where there is a server.
+/// The result of [`find`].
 pub enum FoundServer {
-    /// It runs, and has this.
+    /// A running server with the model.
     Running(ToolTarget),
-    /// There is none: it has to be started.
+    /// No server: one has to be started.
     None,
 }
 
-/// Why a server cannot be used.
+/// The reason why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum UnfitServer {
     #[error("this is no address, as http://127.0.0.1:8080 is")]
@@ -122,9 +122,10 @@ enum UnfitServer {
     Refused { path: String, message: String },
 }
 
-/// Finds the server that runs. One that the user names must be fit; the usual one is passed over with a note.
+/// Finds a running server. An unfit server is an error if the user has named it; otherwise it is skipped with a note, except
+/// if it has several models.
 pub fn find(wanted: &ServerRequirements<'_>) -> Result<FoundServer, CliError> {
-    let url = wanted.server.unwrap_or(USUAL).trim_end_matches('/');
+    let url = wanted.server.unwrap_or(DEFAULT_URL).trim_end_matches('/');
     match (examine(url, wanted), wanted.server) {
         (Ok(target), _) => Ok(FoundServer::Running(target)),
         (Err(UnfitServer::NotRunning), None) => Ok(FoundServer::None),
@@ -138,10 +139,10 @@ pub fn find(wanted: &ServerRequirements<'_>) -> Result<FoundServer, CliError> {
     }
 }
 
-/// What a server that runs has for a tool.
+/// Checks a running server, and chooses its model.
 fn examine(url: &str, wanted: &ServerRequirements<'_>) -> Result<ToolTarget, UnfitServer> {
     let client = ServerClient { url, key: wanted.key };
-    let list: ServedModels = client.get("/v1/models", None, SHORT)?;
+    let list: ServedModels = client.get("/v1/models", None, RESPONSE_TIMEOUT)?;
     if list.data.is_empty() || list.data.iter().any(|model| model.owned_by != "metal-attention") {
         return Err(UnfitServer::OtherProgram);
     }
@@ -150,14 +151,14 @@ fn examine(url: &str, wanted: &ServerRequirements<'_>) -> Result<ToolTarget, Unf
     examine_model(&client, model, wanted)
 }
 
-/// What a server that runs has for a tool, which uses this model of it.
+/// Checks the context of a model of a running server. Loads the model if necessary.
 fn examine_model(
     client: &ServerClient<'_>,
     model: String,
     wanted: &ServerRequirements<'_>,
 ) -> Result<ToolTarget, UnfitServer> {
-    // It may have to be loaded first.
-    let props: ServerProps = client.get("/props", Some(("model", &model)), LOADING)?;
+    // The request waits until the model is loaded.
+    let props: ServerProps = client.get("/props", Some(("model", &model)), LOAD_TIMEOUT)?;
     if props.engine != "metal-attention" {
         return Err(UnfitServer::OtherProgram);
     }
@@ -168,7 +169,7 @@ fn examine_model(
     Ok(wanted.target(client.url.to_owned(), model, n_ctx))
 }
 
-/// The name of the model among those that the server has.
+/// The name of the model among those of the server.
 fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, UnfitServer> {
     let have = || names.iter().map(|name| format!("{:?}", safe(name))).collect::<Vec<_>>().join(", ");
     if let Some(named) = wanted.named() {
@@ -187,11 +188,11 @@ fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, UnfitServer> {
     }
 }
 
-/// Starts a server, and waits until its model is loaded.
+/// Starts a server and waits until its model is loaded.
 pub fn start(wanted: &ServerRequirements<'_>) -> Result<(ToolTarget, StartedServer), CliError> {
     let start = wanted.start(0)?;
-    // What is not here yet is downloaded first, where its progress is seen.
-    if start.is_own {
+    // A model that is not in the cache is downloaded here, where the progress is visible.
+    if start.is_named {
         wanted.model.fetch()?;
     }
     let mut server = StartedServer::new(&start, wanted.key)?;
@@ -206,15 +207,17 @@ pub fn start(wanted: &ServerRequirements<'_>) -> Result<(ToolTarget, StartedServ
     Ok((target, server))
 }
 
-/// A server that was started here. It ends when this is dropped, and when this process ends in whatever way: its stdin is then
-/// closed.
+/// A server that this process started. It ends when this value is dropped, and also when this process ends in any other way,
+/// because its stdin is closed then.
 pub struct StartedServer {
+    /// The process.
     child: Child,
-    /// What it says.
+    /// Its stderr.
     log: NamedTempFile,
 }
 
 impl StartedServer {
+    /// Starts the process.
     fn new(start: &ServerCommand, key: Option<&str>) -> Result<Self, CliError> {
         let wrong = |error: std::io::Error| CliError::General(format!("cannot start a server: {error}"));
         let log = tempfile::Builder::new().prefix("metal-attention-serve-").suffix(".log").tempfile().map_err(wrong)?;
@@ -235,21 +238,24 @@ impl StartedServer {
         Ok(Self { child: command.spawn().map_err(wrong)?, log })
     }
 
-    /// Where the server listens.
+    /// Waits for the address in the log.
     fn wait_for_address(&mut self) -> Result<String, CliError> {
-        self.wait_for(SHORT * 12, "say where it listens", |server| {
-            let said = std::fs::read_to_string(server.log.path()).unwrap_or_default();
-            let address = said.lines().find_map(|line| line.strip_prefix("listening on "));
-            // The line may be incomplete.
-            address.filter(|_| said.ends_with('\n')).map(str::to_owned)
+        self.wait_for(RESPONSE_TIMEOUT * 12, "say where it listens", |server| {
+            let log = std::fs::read_to_string(server.log.path()).unwrap_or_default();
+            let address = log.lines().find_map(|line| line.strip_prefix("listening on "));
+            // The last line may be incomplete.
+            address.filter(|_| log.ends_with('\n')).map(str::to_owned)
         })
     }
 
+    /// Waits until the models are loaded that the server starts with.
     fn wait_until_ready(&mut self, url: &str) -> Result<(), CliError> {
         let client = ServerClient { url, key: None };
-        self.wait_for(LOADING, "load its model", |_| client.is_ready().then_some(()))
+        self.wait_for(LOAD_TIMEOUT, "load its model", |_| client.is_ready().then_some(()))
     }
 
+    /// Calls `look` until it returns a value. An error, which says what the server did not do (`what`), if it ends or if the time
+    /// limit is over.
     fn wait_for<T>(
         &mut self,
         limit: Duration,
@@ -267,93 +273,107 @@ impl StartedServer {
             if begun.elapsed() > limit {
                 return Err(self.failed(&format!("the server did not {what} in {} s", limit.as_secs())));
             }
-            std::thread::sleep(TICK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// The error of a server, with the end of its log, which is kept.
+    /// The error of a server, with the last lines of its log. The log file is kept.
     fn failed(&mut self, why: &str) -> CliError {
         const LINES: usize = 5;
-        let said = std::fs::read_to_string(self.log.path()).unwrap_or_default();
-        let lines: Vec<_> = said.lines().collect();
+        let log = std::fs::read_to_string(self.log.path()).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
         let end = safe_end(&lines[lines.len().saturating_sub(LINES)..]);
         self.log.disable_cleanup(true);
         CliError::General(format!("{why}; its log, {}, ends with\n{end}", self.log.path().display()))
     }
 }
 
+/// Lines of a log, escaped and indented.
 fn safe_end(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("  {}", safe(line))).collect::<Vec<_>>().join("\n")
 }
 
 impl Drop for StartedServer {
     fn drop(&mut self) {
-        // It ends when nothing can come any more.
+        // Closing its stdin makes the server shut down.
         drop(self.child.stdin.take());
         let begun = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
-            if begun.elapsed() > ENDING {
+            if begun.elapsed() > EXIT_TIMEOUT {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 return;
             }
-            std::thread::sleep(TICK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// A port that nothing listens on at the moment.
+/// A port that is free at the moment.
 pub fn free_port() -> Result<u16, CliError> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0));
     let address = listener.and_then(|listener| listener.local_addr());
     address.map(|address| address.port()).map_err(|error| CliError::General(format!("there is no free port: {error}")))
 }
 
-/// What is read of `/v1/models`.
+/// The response of `/v1/models`; other fields are ignored.
 #[derive(Deserialize)]
 struct ServedModels {
+    /// The models.
     data: Vec<ListedModel>,
 }
 
+/// A model of `/v1/models`.
 #[derive(Deserialize)]
 struct ListedModel {
+    /// The name in requests.
     id: String,
+    /// `metal-attention` for a server of this program.
     #[serde(default)]
     owned_by: String,
 }
 
-/// What is read of `/props`.
+/// The response of `/props`; other fields are ignored.
 #[derive(Deserialize)]
 struct ServerProps {
+    /// `metal-attention` for a server of this program.
     #[serde(default)]
     engine: String,
+    /// The settings of a slot.
     default_generation_settings: GenerationSettings,
 }
 
+/// The settings of a slot.
 #[derive(Deserialize)]
 struct GenerationSettings {
+    /// The length of the context in tokens.
     n_ctx: usize,
 }
 
-/// An error's message, in the form of OpenAI's interface and llama.cpp's.
+/// An error response, in the form of OpenAI's and llama.cpp's interfaces.
 #[derive(Deserialize)]
 struct ErrorBody {
+    /// The error.
     error: ErrorDetail,
 }
 
+/// The error of a response.
 #[derive(Deserialize)]
 struct ErrorDetail {
+    /// The message.
     message: String,
 }
 
-/// A client of a server.
+/// An HTTP client for one server.
 struct ServerClient<'a> {
+    /// The address, without a slash at the end.
     url: &'a str,
+    /// The key for the header `Authorization`.
     key: Option<&'a str>,
 }
 
 impl ServerClient<'_> {
-    /// The answer of `path`, within `limit`.
+    /// Requests `path` and parses the JSON response. `limit` is the time limit for all of it.
     fn get<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -396,12 +416,14 @@ impl ServerClient<'_> {
 
     /// Whether the models are loaded that the server starts with.
     fn is_ready(&self) -> bool {
-        agent(SHORT).get(format!("{}/ready", self.url)).call().is_ok_and(|answer| answer.status() == 200)
+        agent(RESPONSE_TIMEOUT).get(format!("{}/ready", self.url)).call().is_ok_and(|answer| answer.status() == 200)
     }
 }
 
+/// The settings of a request.
 fn agent(limit: Duration) -> Agent {
-    // A proxy does not reach this machine.
-    let config = Agent::config_builder().proxy(None).http_status_as_error(false).timeout_connect(Some(SHORT));
+    // A proxy of the environment is not used: it cannot reach this machine.
+    let config =
+        Agent::config_builder().proxy(None).http_status_as_error(false).timeout_connect(Some(RESPONSE_TIMEOUT));
     config.timeout_global(Some(limit)).build().into()
 }

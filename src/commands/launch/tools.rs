@@ -1,56 +1,58 @@
-//! The tools that `launch` starts, and how each of them learns the server's address, the model and the key.
+//! The coding tools that `launch` starts: the variables and arguments that give each the server's address, the model and the
+//! key.
 
 use ArgumentTemplate::{Inner, Text};
 
-/// A tool.
+/// A coding tool.
 pub struct CodingTool {
-    /// Its name on the command line.
+    /// The name on `launch`'s command line.
     pub name: &'static str,
-    /// What its makers call it.
+    /// The name that its makers use.
     pub title: &'static str,
     /// The program.
     pub program: &'static str,
-    /// How it is installed.
+    /// Advice on installing it.
     pub install: &'static str,
+    /// Environment variables.
     variables: &'static [(&'static str, ArgumentTemplate)],
-    /// Its first arguments.
+    /// The first arguments.
     arguments: &'static [ArgumentTemplate],
-    /// What follows them where the user gives no arguments.
+    /// Further arguments if the user gives none.
     without_arguments: &'static [&'static str],
 }
 
-/// Text with `{url}`, `{model}`, `{key}` and `{n_ctx}` in it.
+/// A text with the placeholders `{url}`, `{model}`, `{key}` and `{n_ctx}`.
 #[derive(Clone, Copy)]
 enum ArgumentTemplate {
-    /// The values stand as they are.
+    /// The values are inserted as they are.
     Text(&'static str),
-    /// The values stand within strings of JSON or TOML, and are escaped.
+    /// The values are inserted within strings of JSON or TOML, escaped.
     Inner(&'static str),
 }
 
-/// What a tool is to use.
+/// The server and the model that a tool uses.
 pub struct ToolTarget {
     /// The server's address, without a slash at the end.
     pub url: String,
     /// The model's name in requests.
     pub model: String,
-    /// Tokens of its context.
+    /// The context of the model in tokens.
     pub n_ctx: usize,
-    /// The key that the server wants.
+    /// The server's key. `None`: it needs none.
     pub key: Option<String>,
 }
 
-/// A command of a tool.
+/// The command that starts a tool.
 pub struct ToolCommand {
-    /// Variables that are set for it.
+    /// Environment variables.
     pub variables: Vec<(&'static str, String)>,
     /// The program.
     pub program: &'static str,
-    /// Its arguments.
+    /// The arguments, the user's last.
     pub arguments: Vec<String>,
 }
 
-/// The key where the server wants none: tools do not go without.
+/// The key for a server that needs none, because tools require one.
 const NO_KEY: &str = "metal-attention";
 
 const MODEL: ArgumentTemplate = Text("{model}");
@@ -66,7 +68,7 @@ pub const TOOLS: &[CodingTool] = &[
         variables: &[
             ("ANTHROPIC_BASE_URL", Text("{url}")),
             ("ANTHROPIC_AUTH_TOKEN", Text("{key}")),
-            // A key in the environment would be sent beside the token.
+            // A key in the environment would be sent in addition to the token.
             ("ANTHROPIC_API_KEY", Text("")),
             ("ANTHROPIC_MODEL", MODEL),
             ("ANTHROPIC_DEFAULT_OPUS_MODEL", MODEL),
@@ -79,7 +81,7 @@ pub const TOOLS: &[CodingTool] = &[
             ("CLAUDE_CODE_BG_CLASSIFIER_MODEL", MODEL),
             ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", Text("{n_ctx}")),
             ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", Text("8192")),
-            // A line that is another one in each conversation would stand before all that the prefix cache could keep.
+            // This line differs in each conversation and comes first, so that the prefix cache could keep nothing.
             ("CLAUDE_CODE_ATTRIBUTION_HEADER", Text("0")),
             ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", ON),
             ("DISABLE_TELEMETRY", ON),
@@ -177,13 +179,13 @@ pub const TOOLS: &[CodingTool] = &[
     },
 ];
 
-/// The tool that is called `name`.
+/// The tool called `name`.
 pub fn tool(name: &str) -> Option<&'static CodingTool> {
     TOOLS.iter().find(|tool| tool.name == name)
 }
 
 impl CodingTool {
-    /// The command that has the tool use `target`, with the user's own arguments last.
+    /// The command that starts the tool with `target`. `given` are the user's arguments.
     pub fn command(&self, target: &ToolTarget, given: &[String]) -> ToolCommand {
         let variables = self.variables.iter().map(|(name, value)| (*name, value.fill(target))).collect();
         let mut arguments: Vec<_> = self.arguments.iter().map(|template| template.fill(target)).collect();
@@ -196,6 +198,7 @@ impl CodingTool {
 }
 
 impl ArgumentTemplate {
+    /// Replaces the placeholders. Text of values is not searched for further placeholders.
     fn fill(self, target: &ToolTarget) -> String {
         let (Text(mut rest) | Inner(mut rest)) = self;
         let n_ctx = target.n_ctx.to_string();
@@ -224,7 +227,7 @@ impl ArgumentTemplate {
     }
 }
 
-/// What stands for `text` within a string of JSON, and of TOML.
+/// `text` as the inside of a string of JSON or TOML.
 fn escaped(text: &str) -> String {
     let quoted = serde_json::Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
@@ -273,7 +276,7 @@ mod tests {
             for expected in ["http://host:1", "name", "secret"] {
                 assert!(values.iter().any(|value| value.contains(expected)), "{}: {expected}", tool.name);
             }
-            // Arguments are seen by other users of the machine.
+            // Arguments are visible to other users of the machine.
             assert!(!command.arguments.iter().any(|argument| argument.contains("secret")), "{}", tool.name);
         }
     }

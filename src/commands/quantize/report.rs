@@ -1,4 +1,4 @@
-//! `--report`: what a quantisation saves and what it costs.
+//! `--report`: prints the type, size and error of each tensor, and the perplexity before and after.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -14,25 +14,28 @@ use crate::log_likelihood::LogLikelihood;
 use crate::progress::ProgressLine;
 use crate::{chunks, interrupt, text_input, token_ids};
 
-/// Tokens of a chunk, where the model was trained with as many.
+/// The length of a chunk in tokens, unless the model was trained with a shorter context.
 const N_CTX: usize = 512;
 
-/// A table of tensors, filled in as they are written.
+/// The report of a quantisation, filled while tensors are written.
 pub struct TensorReport {
+    /// The file with the text to predict. `None`: perplexity is not measured.
     text: Option<PathBuf>,
+    /// The cells of the table, the names of columns first.
     lines: Vec<[String; 6]>,
 }
 
 impl TensorReport {
-    /// A report that ends with the perplexity of `text`, where one is named.
+    /// An empty report. If `text` is not empty, it names the text to predict.
     pub fn new(text: &Path) -> Self {
         let head = ["tensor", "shape", "from", "to", "bits", "error"].map(str::to_owned);
         Self { text: (!text.as_os_str().is_empty()).then(|| text.to_owned()), lines: vec![head] }
     }
 
-    /// Adds a tensor that became `to`.
-    pub fn add(&mut self, from: &Tensor, to: &TensorDecl, difference: &QuantizationError) {
-        let error = if from.ty() == to.ty { "-".into() } else { format!("{:.3} %", 100.0 * difference.relative()) };
+    /// Adds the tensor `from`, which was written as `to`.
+    pub fn add(&mut self, from: &Tensor, to: &TensorDecl, conversion_error: &QuantizationError) {
+        let error =
+            if from.ty() == to.ty { "-".into() } else { format!("{:.3} %", 100.0 * conversion_error.relative()) };
         self.lines.push([
             from.name().to_owned(),
             format!("{:?}", from.shape()),
@@ -43,14 +46,14 @@ impl TensorReport {
         ]);
     }
 
-    /// Writes the table, `sizes` (before and after), and how well both models predict the text.
+    /// Prints the table, `sizes` (before and after), and how well the models `input` and `output` predict the text.
     pub fn print(&self, input: &Path, output: &Path, sizes: &[String; 2]) -> Result<(), CliError> {
         let widths: [usize; 6] =
             std::array::from_fn(|i| self.lines.iter().map(|line| line[i].len()).max().unwrap_or(0));
         let mut text = String::new();
         for [name, shape, from, to, bits, error] in &self.lines {
             let [a, b, c, d, e, f] = widths;
-            // A string takes whatever is written to it.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "{name:<a$}  {shape:<b$}  {from:<c$}  {to:<d$}  {bits:>e$}  {error:>f$}");
         }
         let _ = writeln!(text, "\nsize {} -> {}", sizes[0], sizes[1]);
@@ -62,7 +65,7 @@ impl TensorReport {
     }
 }
 
-/// How well the models of both files predict a text.
+/// The perplexity of both models on a text, and the divergence of the second from the first.
 fn predictions(text: &Path, before: &Path, after: &Path) -> Result<String, CliError> {
     let open = |path| Model::open_with(path, &ModelOptions::default());
     let (before, after) = (open(before)?, open(after)?);
