@@ -38,7 +38,7 @@ Examples:
 /// Compare the hidden states of devices, layer by layer
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // each is a separate flag
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,

@@ -32,7 +32,7 @@ Examples:
 /// Show what is in a model file
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // each is a separate flag
 pub struct Args {
     #[command(flatten)]
     model: NamedModelArgs,

@@ -55,7 +55,7 @@ Examples:
 /// Answer a message, or continue a text
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // each is a separate flag
 pub struct Args {
     #[command(flatten)]
     words: WordsArgs,

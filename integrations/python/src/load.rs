@@ -1,4 +1,4 @@
-//! Opening a model and setting it up, from the hub too.
+//! Opens a model, from a file or the hub, and starts its scheduler.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,33 +14,43 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-/// How often a download tells how far it is.
+/// The time between two reports of a download's progress.
 const PROGRESS: Duration = Duration::from_millis(100);
 
-/// What is loaded, and how.
+/// The arguments of loading a model.
 pub struct LoadOptions {
     /// A file or a name on the hub; `None`: the built-in model.
     pub model: Option<String>,
+    /// Whether the file is read into memory instead of being mapped.
     pub in_memory: bool,
+    /// The device and its options.
     pub engine: EngineOptions,
+    /// The number of sequences that run at once.
     pub n_parallel: usize,
-    /// Is told of downloads: the file, the bytes that are there, all bytes.
+    /// A Python callback for downloads. It gets the file's name, the bytes so far, and all bytes.
     pub download: Option<Py<PyAny>>,
 }
 
-/// A model that runs.
+/// A loaded model, and what is made of it.
 pub struct LoadedModel {
+    /// The model.
     pub model: Model,
+    /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template.
     pub template: ChatTemplate,
+    /// The compiler of grammars for its vocabulary.
     pub grammars: Grammars,
+    /// Its use as a reranker. An error if it is none.
     pub reranker: Result<Reranker, Error>,
+    /// The kind and the name of the device.
     pub device: String,
+    /// The length of the context in tokens.
     pub n_ctx: usize,
 }
 
 impl LoadOptions {
-    /// Takes long: not to be called by who holds Python.
+    /// Opens the model and starts its scheduler. Takes long: call it with Python detached.
     pub fn load(self) -> PyResult<(LoadedModel, Scheduler)> {
         let Self { model, in_memory, engine, n_parallel, download } = self;
         let watch = engine.watch.clone();
@@ -59,7 +69,7 @@ impl LoadOptions {
         let tokenizer = model.tokenizer().map_err(|e| errors::of_model(&e))?;
         let options = SchedulerOptions {
             n_parallel,
-            // Callers wait for places, and are not refused.
+            // The queue is unlimited: requests wait for a slot and are never refused.
             n_queue: usize::MAX,
             ..Default::default()
         };
@@ -79,29 +89,36 @@ impl LoadOptions {
     }
 }
 
-/// The model's first file.
+/// Gets the model from the cache or the hub. Returns its first file.
 fn fetch(name: &str, mut downloads: DownloadCallback) -> Result<PathBuf, HubError> {
     let name: ModelName = name.parse()?;
     let mut model = Hub::new(Environment::read()?).get(&name, &mut downloads)?;
     Ok(model.files.swap_remove(0))
 }
 
-/// Tells Python how a download goes.
+/// Reports the progress of downloads to Python.
 struct DownloadCallback {
+    /// Cancelled by Ctrl-C.
     watch: Watch,
+    /// The Python callback.
     callback: Option<Py<PyAny>>,
+    /// The present file.
     file: Option<FileProgress>,
 }
 
+/// The progress of one file.
 struct FileProgress {
+    /// The file's name.
     name: String,
+    /// The file's size in bytes.
     bytes: u64,
+    /// The time of the last report.
     told: Instant,
 }
 
 impl DownloadCallback {
-    /// What the callback raises is nobody's concern: the download goes on.
-    fn tell(&self, done: u64) {
+    /// Calls the callback. Its exceptions are ignored: the download continues.
+    fn report(&self, done: u64) {
         if let (Some(callback), Some(file), false) = (&self.callback, &self.file, self.stop()) {
             Python::try_attach(|py| callback.call1(py, (&file.name, done, file.bytes)).map(drop));
         }
@@ -111,14 +128,14 @@ impl DownloadCallback {
 impl Observer for DownloadCallback {
     fn file(&mut self, name: &str, done: u64, bytes: u64) {
         self.file = Some(FileProgress { name: name.to_owned(), bytes, told: Instant::now() });
-        self.tell(done);
+        self.report(done);
     }
 
     fn advance(&mut self, done: u64) {
         let Some(file) = &mut self.file else { return };
         if file.told.elapsed() >= PROGRESS || done >= file.bytes {
             file.told = Instant::now();
-            self.tell(done);
+            self.report(done);
         }
     }
 

@@ -58,7 +58,7 @@ Examples:
 /// Measure the speed of models, prefill and decode apart
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // each is a separate flag
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
