@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_share_the_limits_out() {
+    fn limits_are_divided_among_replicas() {
         let of = |cache_ram, n| {
             let mut options = SchedulerOptions::default();
             let disk = Some(FolderAndSize { folder: "a".into(), mib: 10 });

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_no_distance_from_itself() {
+    fn a_model_has_no_divergence_from_itself() {
         let logits = [1.0, 2.0, 3.0, -4.0];
         let mut found = Divergence::default();
         found.add(&Logits::new(&logits, 2), |i| log_softmax(&logits[2 * i..][..2]), &[0, 1]);

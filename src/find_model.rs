@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_called_by_their_names_and_their_folders() {
+    fn files_are_found_by_their_names_and_their_folders() {
         let file = "unsloth/Qwen3-4B-GGUF/Qwen3-4B-UD-Q4_K_XL.gguf";
         for name in [
             "Qwen3-4B-UD-Q4_K_XL.gguf",
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_nowhere_has_the_commands_that_get_it() {
+    fn the_error_for_an_unknown_name_lists_commands_that_download_it() {
         let error = |name: &str| not_found(Path::new(name)).to_string();
         let text = error("lama3.2");
         assert!(text.starts_with("no such file: lama3.2, and no model has this name"), "{text}");

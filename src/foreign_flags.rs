@@ -10,9 +10,9 @@ pub struct ForeignFlag {
     /// Its spellings.
     pub flags: &'static [&'static str],
     /// Whether a value follows it.
-    pub takes: FlagValue,
+    pub value: FlagValue,
     /// Its equivalent in this program.
-    pub becomes: FlagMeaning,
+    pub meaning: FlagMeaning,
     /// The commands that the entry is for. Empty: all commands that no other entry of the flag names.
     pub commands: &'static [&'static str],
 }
@@ -66,9 +66,11 @@ pub enum ModelPart {
 }
 
 /// The entry of a flag in a command. An entry that names the command goes before one for all commands.
-pub fn row(command: &str, flag: &str) -> Option<&'static ForeignFlag> {
-    let rows = || FOREIGN_FLAGS.iter().filter(|row| row.flags.contains(&flag));
-    rows().find(|row| row.commands.contains(&command)).or_else(|| rows().find(|row| row.commands.is_empty()))
+pub fn find_flag(command: &str, flag: &str) -> Option<&'static ForeignFlag> {
+    let entries = || FOREIGN_FLAGS.iter().filter(|entry| entry.flags.contains(&flag));
+    entries()
+        .find(|entry| entry.commands.contains(&command))
+        .or_else(|| entries().find(|entry| entry.commands.is_empty()))
 }
 
 /// The tip for a command that only other programs have.
@@ -77,18 +79,18 @@ pub fn foreign_command(name: &str) -> Option<&'static str> {
 }
 
 /// An entry for all commands.
-const fn all(flags: &'static [&'static str], takes: FlagValue, becomes: FlagMeaning) -> ForeignFlag {
-    ForeignFlag { flags, takes, becomes, commands: &[] }
+const fn all(flags: &'static [&'static str], value: FlagValue, meaning: FlagMeaning) -> ForeignFlag {
+    ForeignFlag { flags, value, meaning, commands: &[] }
 }
 
 /// An entry for some commands.
 const fn on(
     commands: &'static [&'static str],
     flags: &'static [&'static str],
-    takes: FlagValue,
-    becomes: FlagMeaning,
+    value: FlagValue,
+    meaning: FlagMeaning,
 ) -> ForeignFlag {
-    ForeignFlag { flags, takes, becomes, commands }
+    ForeignFlag { flags, value, meaning, commands }
 }
 
 use FlagMeaning::{ByValue, Cache, Flag, Nothing, Refused};
@@ -316,7 +318,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
     all(
         &["--in-prefix", "--in-suffix"],
         Value,
-        Refused("there is no such thing here: the chat template says what stands around a message"),
+        Refused("there is no such thing here: the chat template has the text around a message"),
     ),
     on(&["chat"], &["--prompt-cache"], Value, Flag("--session")),
     on(&["run"], &["--prompt-cache"], Value, Refused("chat --session FILE keeps a conversation")),
@@ -359,7 +361,7 @@ pub const FOREIGN_FLAGS: &[ForeignFlag] = &[
         &["serve"],
         &["--embedding", "--embeddings", "--rerank", "--reranking"],
         FlagValue::Nothing,
-        Nothing("the model's kind says what it can be asked for"),
+        Nothing("the kind of the model decides which requests it can answer"),
     ),
     on(&["serve"], &["--pooling"], Value, Refused("the model's file says how its states become a vector")),
     on(&["serve"], &["--ssl-key-file", "--ssl-cert-file"], Value, Refused(NO_TLS)),

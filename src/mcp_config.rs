@@ -89,8 +89,8 @@ impl Config {
             return Err(CliError::Usage(message.into()));
         };
         let consents = Consents::read(&path.with_file_name(CONSENTS)).map_err(|e| CliError::General(e.to_string()))?;
-        let wanted = |name: &String| names.is_empty() || names.contains(name);
-        let sections = self.mcp.servers.into_iter().filter(|(name, _)| wanted(name));
+        let is_named = |name: &String| names.is_empty() || names.contains(name);
+        let sections = self.mcp.servers.into_iter().filter(|(name, _)| is_named(name));
         let servers = sections.map(|(name, section)| {
             let options = section.options(&name, |variable| std::env::var(variable).ok());
             options.map_err(|why| CliError::Usage(format!("the MCP server {name:?} of the configuration: {why}")))

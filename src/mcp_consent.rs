@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_yes_is_consent() {
+    fn only_yes_and_always_are_consent() {
         for (answer, consent) in [
             ("y", Some(ConsentAnswer::Yes(Consent::Once))),
             (" YES ", Some(ConsentAnswer::Yes(Consent::Once))),

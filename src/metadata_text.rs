@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_shortened_and_harmless() {
+    fn values_are_shortened_and_escaped() {
         assert_eq!(text(&Value::U32(7)), "7");
         assert_eq!(text(&Value::F32(1e-5)), "0.00001");
         assert_eq!(text(&"a\u{1b}[2Jb\n".into()), "\"a\\u{1b}[2Jb\\n\"");

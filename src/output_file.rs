@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_there_when_it_is_complete() {
+    fn the_file_appears_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         fs::write(&path, "before").unwrap();

@@ -30,7 +30,7 @@ fn trace_file(name: &str) -> Result<PathBuf, String> {
 
 impl ProfileArgs {
     /// Whether kernels are timed.
-    pub fn wanted(&self) -> bool {
+    pub fn is_set(&self) -> bool {
         self.profile.is_some()
     }
 
@@ -265,7 +265,7 @@ decode: 2 steps, 2 tokens, 0.220 ms
     }
 
     #[test]
-    fn parts_have_rows_of_their_own() {
+    fn each_part_has_a_row() {
         let mut profile = profile();
         profile.note = Some("as it runs");
         let kernels = &mut profile.steps[1].kernels;

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_are_dealt_out_to_devices() {
+    fn replicas_are_distributed_over_devices() {
         let of = |names: &[&str]| Ok(names.iter().map(|&name| (name.to_owned(), None)).collect::<Vec<_>>());
         assert_eq!(options(&[]), of(&["auto"]));
         assert_eq!(options(&["--device", "cuda:0,cuda:1"]), of(&["cuda", "cuda:1"]));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_shared_out() {
+    fn threads_are_divided_among_replicas() {
         let cpu = |n| ("cpu".to_owned(), Some(n));
         assert_eq!(options(&["--device", "cpu", "--replicas", "3", "-t", "8"]), Ok(vec![cpu(2); 3]));
         assert_eq!(options(&["--device", "cpu,cpu", "-t", "1"]), Ok(vec![cpu(1); 2]));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn contradicting_flags_are_refused() {
         for flags in [
             &["--device", "cuda:0,1"][..],
             &["--device", "cuda:0,"],

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_named_with_their_place() {
+    fn the_error_names_invalid_bytes_and_their_offset() {
         let error = read_text("x.txt", Ok(&b"ab\xffc"[..])).unwrap_err();
         assert_eq!(error.to_string(), "the text from x.txt is not UTF-8: unexpected byte 0xff at offset 2");
         assert_eq!(error.exit_code(), 2);

@@ -13,7 +13,7 @@ use metal_attention_hub::{is_hub_address, known_model};
 
 use crate::Cli;
 use crate::find_model::without_ending;
-use crate::foreign_flags::{FlagMeaning, FlagValue, ModelPart, ValueMeaning, cache_type, foreign_command, row};
+use crate::foreign_flags::{FlagMeaning, FlagValue, ModelPart, ValueMeaning, cache_type, find_flag, foreign_command};
 
 /// Reads the command line. On a mistake prints the error with a tip and ends the process.
 pub fn parse() -> Cli {
@@ -66,23 +66,23 @@ fn rewrite(args: &[OsString]) -> Result<RewrittenArgs, clap::Error> {
         return Ok(RewrittenArgs { args: args.to_vec(), notes: Vec::new() });
     }
     let begin = at + n_names;
-    let mut rewriting = ArgRewriter { command, rest: &args[begin..], args: args[..begin].to_vec(), notes: Vec::new() };
+    let mut rewriter = ArgRewriter { command, rest: &args[begin..], args: args[..begin].to_vec(), notes: Vec::new() };
     let mut given = ModelFlags::default();
-    while let Some(arg) = rewriting.next() {
+    while let Some(arg) = rewriter.next() {
         match arg.to_str() {
             Some("--") => {
-                rewriting.args.push(arg.clone());
-                rewriting.args.extend_from_slice(rewriting.rest);
+                rewriter.args.push(arg.clone());
+                rewriter.args.extend_from_slice(rewriter.rest);
                 break;
             }
             Some(flag) if flag.len() > 1 && flag.starts_with('-') && flag.parse::<f64>().is_err() => {
-                rewriting.flag(arg, flag, &mut given)?;
+                rewriter.flag(arg, flag, &mut given)?;
             }
-            _ => rewriting.args.push(arg.clone()),
+            _ => rewriter.args.push(arg.clone()),
         }
     }
-    rewriting.end(&given, begin)?;
-    Ok(RewrittenArgs { args: rewriting.args, notes: rewriting.notes })
+    rewriter.end(&given, begin)?;
+    Ok(RewrittenArgs { args: rewriter.args, notes: rewriter.notes })
 }
 
 /// The values of flags of other programs of which several together become one flag of this program.
@@ -133,14 +133,14 @@ impl<'a> ArgRewriter<'a> {
             Some((name, value)) => (name, Some(value)),
             None => (flag, None),
         };
-        let Some(row) = row(self.command.get_name(), name) else {
+        let Some(entry) = find_flag(self.command.get_name(), name) else {
             if let Some(tip) = misread(self.command, flag) {
                 return Err(refused(self.command, name, &tip));
             }
             self.args.push(arg.clone());
             return Ok(());
         };
-        let value: Option<OsString> = match (row.takes, inline) {
+        let value: Option<OsString> = match (entry.value, inline) {
             (_, Some(value)) => Some(value.into()),
             (FlagValue::Nothing, None) => None,
             (FlagValue::Value, None) => match self.next() {
@@ -154,7 +154,7 @@ impl<'a> ArgRewriter<'a> {
             }
         };
         let text = value.as_deref().map(OsStr::to_string_lossy).unwrap_or_default();
-        match row.becomes {
+        match entry.meaning {
             FlagMeaning::Flag(own) => {
                 let args = [Some(own.into()), value].into_iter().flatten().collect();
                 self.put(name, args);
@@ -250,7 +250,7 @@ fn misread(command: &Command, flag: &str) -> Option<String> {
         return Some("a text that begins with a dash comes after --".to_owned());
     }
     let with_two = format!("-{name}");
-    if own_flag(command, &with_two).is_some() || row(command.get_name(), &with_two).is_some() {
+    if own_flag(command, &with_two).is_some() || find_flag(command.get_name(), &with_two).is_some() {
         return Some(format!("flags of several letters have two dashes: {with_two}"));
     }
     let letter = word.chars().next()?;
@@ -515,18 +515,18 @@ mod tests {
             "quantize" => "quantize in out Q4_0".to_owned(),
             command => command.to_owned(),
         };
-        for row in FOREIGN_FLAGS {
-            let commands = if row.commands.is_empty() { &with_model[..] } else { row.commands };
+        for entry in FOREIGN_FLAGS {
+            let commands = if entry.commands.is_empty() { &with_model[..] } else { entry.commands };
             for (command, flag) in
-                commands.iter().flat_map(|command| row.flags.iter().map(move |flag| (*command, *flag)))
+                commands.iter().flat_map(|command| entry.flags.iter().map(move |flag| (*command, *flag)))
             {
                 let own = own_flag(cli.find_subcommand(command).unwrap(), flag).is_some();
-                assert!(!own || row.commands.is_empty(), "{command} {flag}: it is the command's own");
-                let found = crate::foreign_flags::row(command, flag).unwrap();
-                if own || !std::ptr::eq(found, row) {
+                assert!(!own || entry.commands.is_empty(), "{command} {flag}: it is the command's own");
+                let found = crate::foreign_flags::find_flag(command, flag).unwrap();
+                if own || !std::ptr::eq(found, entry) {
                     continue;
                 }
-                let values: &[&str] = match row.takes {
+                let values: &[&str] = match entry.value {
                     FlagValue::Nothing => &[""],
                     FlagValue::Value => &["1", "0", "f16", "json", "none", "x"],
                     FlagValue::Maybe(values) => values,
@@ -538,7 +538,7 @@ mod tests {
                             Ok(_) => continue,
                             // A value that this program's flag refuses.
                             Err(error) => {
-                                assert!(matches!(row.takes, FlagValue::Value), "{line}: {error}");
+                                assert!(matches!(entry.value, FlagValue::Value), "{line}: {error}");
                                 assert!(
                                     matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation),
                                     "{line}: {error}"
@@ -548,7 +548,7 @@ mod tests {
                         },
                         Err(error) => error,
                     };
-                    let refuses = !matches!(row.becomes, FlagMeaning::Nothing(_) | FlagMeaning::Flag(_));
+                    let refuses = !matches!(entry.meaning, FlagMeaning::Nothing(_) | FlagMeaning::Flag(_));
                     assert!(refuses && error.to_string().contains("tip: "), "{line}: {error}");
                 }
             }

@@ -223,7 +223,7 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn thousands_stand_apart() {
+    fn thousands_are_separated() {
         for (n, text) in [(0, "0"), (999, "999"), (1000, "1 000"), (134_515_008, "134 515 008")] {
             assert_eq!(super::grouped(n), text);
         }

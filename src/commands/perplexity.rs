@@ -81,10 +81,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let reference = args.reference.as_ref().map(|path| Model::open_with(path, &ModelOptions::default())).transpose()?;
     let mut options = args.engine.options(&model);
     let tokenizer = args.model.tokenizer(&model)?;
-    let kept = args.kl_divergence_base.as_ref().filter(|_| args.kl_divergence);
-    let mut kept = kept.map(|path| LogitsReader::open(path)).transpose()?;
-    let (ids, bos, n_ctx) = if let Some(kept) = &mut kept {
-        (std::mem::take(&mut kept.ids), chunks::begin(&tokenizer), kept.n_ctx)
+    let base = args.kl_divergence_base.as_ref().filter(|_| args.kl_divergence);
+    let mut base = base.map(|path| LogitsReader::open(path)).transpose()?;
+    let (ids, bos, n_ctx) = if let Some(base) = &mut base {
+        (std::mem::take(&mut base.ids), chunks::begin(&tokenizer), base.n_ctx)
     } else {
         let n_ctx = options.n_ctx.unwrap_or(DEFAULT_N_CTX);
         let (ids, bos) = chunks::tokenize(&tokenizer, &args.text.read_or_stdin()?);
@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     options.n_ctx = Some(n_ctx);
     let n_vocab = model.spec().n_vocab;
     token_ids::check(&ids, n_vocab)?;
-    same_vocabulary(n_vocab, kept.as_ref().map(|kept| kept.n_vocab))?;
+    same_vocabulary(n_vocab, base.as_ref().map(|base| base.n_vocab))?;
     same_vocabulary(n_vocab, reference.as_ref().map(|model| model.spec().n_vocab))?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut pass = model.forward_pass(&options)?;
@@ -106,22 +106,22 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let n_ubatch = pass.n_ubatch();
     let n_chunks = args.chunks.map_or(ids.len() / n_ctx, |n| n.min((ids.len() / n_ctx) as u64) as usize);
     let write = args.kl_divergence_base.as_ref().filter(|_| !args.kl_divergence);
-    let mut keep = write.map(|path| LogitsWriter::create(path, &ids, n_ctx, n_vocab, n_chunks)).transpose()?;
+    let mut base_writer = write.map(|path| LogitsWriter::create(path, &ids, n_ctx, n_vocab, n_chunks)).transpose()?;
     let work_of_chunk = model.spec().n_layer() * n_ctx * (1 + usize::from(reference.is_some()));
     let progress = ProgressLine::steps("evaluating chunks", n_chunks as u64).watched(work_of_chunk);
     let mut passes: Vec<&mut dyn ForwardPass> = vec![&mut *pass];
     passes.extend(reference_pass.iter_mut().map(|pass| &mut **pass as &mut dyn ForwardPass));
-    let compares = kept.is_some() || reference.is_some();
+    let compares = base.is_some() || reference.is_some();
     let (mut total, mut divergence) = (LogLikelihood::default(), Divergence::default());
     let mut estimates = Vec::new();
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
         let done = chunks::evaluate(&mut passes, chunk, bos, n_ubatch, |logits, next| {
             total.add(&logits[0], next);
-            if let Some(keep) = &mut keep {
-                (0..next.len()).try_for_each(|i| keep.row(logits[0].row(i)))?;
+            if let Some(base_writer) = &mut base_writer {
+                (0..next.len()).try_for_each(|i| base_writer.row(logits[0].row(i)))?;
             }
-            if let Some(kept) = &mut kept {
-                let rows = kept.rows(next.len())?;
+            if let Some(base) = &mut base {
+                let rows = base.rows(next.len())?;
                 divergence.add(&logits[0], |i| rows.log_probabilities(i), next);
             }
             if let Some(reference) = logits.get(1) {
@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     }
     drop(progress);
     if estimates.len() == n_chunks {
-        keep.map_or(Ok(()), LogitsWriter::finish)?;
+        base_writer.map_or(Ok(()), LogitsWriter::finish)?;
     }
     if args.json {
         let mut result = json!({

@@ -61,7 +61,7 @@ fn confirmed(out: &mut impl Write) -> Result<bool, CliError> {
         io::stdin().read_line(&mut answer).map_err(|e| CliError::General(format!("cannot read the answer: {e}")))?;
     if n == 0 {
         let _ = writeln!(out);
-        return Err(CliError::Usage("there is nobody to ask: --yes removes without asking".into()));
+        return Err(CliError::Usage("stdin ended before an answer: --yes removes without asking".into()));
     }
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }

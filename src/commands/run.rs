@@ -151,7 +151,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let sampling = args.sampling.options(&model)?;
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling)?;
-    if args.profile.wanted() {
+    if args.profile.is_set() {
         generator.start_profile()?;
     }
     drop(loading);

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_give_what_they_surround_a_style() {
+    fn enclosed_text_gets_the_style_of_its_marks() {
         use TextStyle::{Block, Bold, Code, Fence, Plain};
         let cases: &[(&str, &[(TextStyle, &str)])] = &[
             ("a **b c** d", &[(Plain, "a "), (Bold, "**b c**"), (Plain, " d")]),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_stays_whole() {
+    fn the_text_is_unchanged() {
         let marks = ['a', ' ', '*', '`', '#', '~', '\n'];
         let mut state = 1_u32;
         for _ in 0..3000 {

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn styles_are_those_of_the_text_and_end_with_it() {
+    fn styles_end_with_the_text() {
         assert_eq!(drawn("a **b** c", 80, 1), format!("a {RESET}{BOLD}**b**{RESET} c"));
         assert_eq!(drawn("`a` b", 80, 1), format!("{RESET}{CYAN}`a`{RESET} b"));
         assert_eq!(drawn("# A\nb", 80, 1), format!("{RESET}{BOLD}# A{RESET}\nb"));

@@ -69,7 +69,7 @@ pub fn observer(publisher: Publisher, page_len: usize) -> metal_attention::sched
         let Some(publisher) = publisher.get() else { return };
         let event = KvCacheEvent { event_id: publisher.next_event_id(), data, dp_rank: RANK };
         if publisher.publish(event).is_err() {
-            tracing::debug!("nobody hears any more what the KV cache holds");
+            tracing::debug!("the publisher of cache events is closed");
         }
     })
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_that_the_router_finds_for_the_prompt() {
+    fn hashes_match_those_of_the_router() {
         let text: Vec<u32> = (0..4 * 64).collect();
         let local = compute_block_hash_for_seq(&text, 64, BlockHashOptions::default());
         let sequence = compute_seq_hash_for_block(&local);

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_has_its_card_where_others_find_the_same() {
+    fn workers_of_one_model_share_the_folder_of_its_card() {
         let cache = tempfile::tempdir().unwrap();
         let model = Model::built_in().unwrap();
         let folder = export(&model, "a/b c", cache.path()).unwrap();

@@ -74,11 +74,11 @@ impl Engine {
             watch: watch.clone(),
             ..Default::default()
         };
-        let wanted = LoadOptions { model, in_memory, engine, n_parallel, download };
+        let options = LoadOptions { model, in_memory, engine, n_parallel, download };
         let without_thread = |error| EngineError::new_err(format!("the system gave no thread: {error}"));
         let threads = Threads::start().map_err(without_thread)?;
         let (answer, loaded) = tokio::sync::oneshot::channel();
-        let load = move || drop(answer.send(wanted.load()));
+        let load = move || drop(answer.send(options.load()));
         std::thread::Builder::new().name("load".into()).spawn(load).map_err(without_thread)?;
         // After Ctrl-C the loading thread is cancelled but not waited for, because it may wait for a silent server.
         let loaded = threads.wait(py, loaded).inspect_err(|_| watch.cancel())?;

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundredth_is_always_noise_and_one_sample_says_nothing() {
+    fn one_percent_is_always_noise_and_a_single_sample_has_none() {
         assert_eq!(of(&[100.0, 100.0], &[100.9, 100.9]).noise, Some(0.01));
         assert!(!of(&[100.0, 100.0], &[100.9, 100.9]).moved);
         assert!(of(&[100.0, 100.0], &[101.1, 101.1]).moved);

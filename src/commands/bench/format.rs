@@ -185,7 +185,7 @@ impl Table {
     }
 }
 
-/// The cells of [`Self::COMPARISON`]'s columns.
+/// The cells of [`Table::COMPARISON`]'s columns.
 fn comparison_cells(c: &ResultComparison) -> [String; 4] {
     let moved = match c.moved {
         true if c.ratio > 1.0 => "faster",

@@ -90,7 +90,7 @@ fn assert_snapshot(name: &str, text: &str) {
 }
 
 #[test]
-fn formats_are_as_shown() {
+fn formats_match_the_snapshots() {
     let (plain, compared) = (report(false), report(true));
     assert_snapshot("table.txt", &text(&plain));
     assert_snapshot("table-compared.txt", &text(&compared));

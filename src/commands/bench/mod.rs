@@ -283,7 +283,7 @@ impl Args {
                     let cpu = report.machine.cpu.as_deref();
                     report.results.push(BenchResult::new(name, hash, test, &options.device, &device, cpu, rates));
                 }
-                if self.profile.wanted()
+                if self.profile.is_set()
                     && let Some(profile) = measurement.profile()?
                 {
                     let device = format!("{name}, {}, {test}", profile.device);
@@ -299,7 +299,7 @@ impl Args {
         let loading = ProgressLine::spinner("loading the model");
         loading.weigh(model.gguf().tensor_bytes());
         let mut pass = model.forward_pass(options)?;
-        if self.profile.wanted() {
+        if self.profile.is_set() {
             // An error of a device that cannot time kernels is reported before anything is measured.
             pass.start_profile().map_err(metal_attention::Error::from)?;
             pass.take_profile();

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_a_command_with_help() {
+    fn every_command_name_has_help() {
         for name in NAMES {
             assert!(!parse(&format!("{name} x y")).is_err_and(|e| e.contains("no command")), "{name}");
             assert!(HELP.contains(&format!("{name} ")) || HELP.contains(&format!("{name}, ")), "{name}");

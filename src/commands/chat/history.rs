@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_taken_back() {
+    fn turns_are_removed() {
         let mut conversation = three_turns();
         assert_eq!(conversation.undo(), Some("c".into()));
         assert_eq!(texts(&conversation), "aabb");
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_make_the_conversation_again() {
+    fn a_history_survives_the_conversion_to_messages() {
         let conversation = three_turns();
         assert_eq!(ChatHistory::from_messages(conversation.with_system()), conversation);
         let without = ChatHistory { system: None, ..conversation };

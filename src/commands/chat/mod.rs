@@ -163,7 +163,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         engine: &args.engine,
         sampling: &args.sampling,
         form: &args.form,
-        tools: args.tools.wanted(),
+        tools: args.tools.servers(),
     };
     talk(&setup, text.or_else(|| args.prompt.clone()))
 }
@@ -182,10 +182,10 @@ pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
         Some(path) => template_file::read(path, &tokenizer)?,
     };
     let (tools, loading) = match args.tools {
-        Some(wanted) => {
+        Some(servers) => {
             // Only one line of progress is shown at a time.
             drop(loading);
-            (Some(McpTools::start(wanted, &template)?), ProgressLine::spinner("loading the model"))
+            (Some(McpTools::start(servers, &template)?), ProgressLine::spinner("loading the model"))
         }
         None => (None, loading),
     };

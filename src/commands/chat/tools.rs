@@ -35,7 +35,7 @@ pub struct ToolsArgs {
 
 impl ToolsArgs {
     /// The servers that the flags name. `None`: the model gets no tools.
-    pub fn wanted(&self) -> Option<ToolServers<'_>> {
+    pub fn servers(&self) -> Option<ToolServers<'_>> {
         Some(ToolServers { servers: self.tools.as_ref()?, config: self.config.as_deref() })
     }
 }
@@ -60,13 +60,13 @@ pub struct McpTools {
 impl McpTools {
     /// Starts the servers and lists their tools. Servers that fail are reported in a note. An error if the chat template has no
     /// tools, or no tool is left.
-    pub fn start(wanted: ToolServers<'_>, template: &ChatTemplate) -> Result<Self, CliError> {
+    pub fn start(servers: ToolServers<'_>, template: &ChatTemplate) -> Result<Self, CliError> {
         if !template.knows_tools() {
             let message = "--tools: the model's chat template knows no tools, so it was not trained to call any; choose another \
                            model, or --chat-template with one that does";
             return Err(CliError::Usage(message.into()));
         }
-        let toolbox = Config::read(wanted.config)?.toolbox(wanted.servers)?;
+        let toolbox = Config::read(servers.config)?.toolbox(servers.servers)?;
         let _ctrl_c = interrupt::cancel_on_ctrl_c();
         #[cfg(unix)]
         termination::end_servers()?;

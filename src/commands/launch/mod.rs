@@ -70,14 +70,14 @@ pub struct Args {
 
 /// Runs the command. Ends the process with the tool's exit code.
 pub fn run(args: &Args) -> Result<(), CliError> {
-    let wanted = ServerRequirements {
+    let requirements = ServerRequirements {
         server: args.server.as_deref(),
         model: &args.model,
         key: args.api_key.as_deref().filter(|key| !key.is_empty()),
         n_ctx: args.ctx_size,
     };
     if args.print {
-        return print(args, &wanted);
+        return print(args, &requirements);
     }
     let program = which::which(args.tool.program).map_err(|_| {
         CliError::General(format!(
@@ -85,10 +85,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
             args.tool.title, args.tool.program, args.tool.install
         ))
     })?;
-    let (target, server) = match server::find(&wanted)? {
+    let (target, server) = match server::find(&requirements)? {
         FoundServer::Running(target) => (target, None),
         FoundServer::None => {
-            let (target, server) = server::start(&wanted)?;
+            let (target, server) = server::start(&requirements)?;
             (target, Some(server))
         }
     };
@@ -105,16 +105,16 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 }
 
 /// Prints the tool's command. If no server runs, the command that starts one comes first.
-fn print(args: &Args, wanted: &ServerRequirements<'_>) -> Result<(), CliError> {
+fn print(args: &Args, requirements: &ServerRequirements<'_>) -> Result<(), CliError> {
     let mut out = std::io::stdout();
-    let target = match server::find(wanted)? {
+    let target = match server::find(requirements)? {
         FoundServer::Running(target) => target,
         FoundServer::None => {
             let port = server::free_port()?;
-            let start = wanted.start(port)?;
+            let start = requirements.start(port)?;
             let words: Vec<_> = start.arguments.iter().map(|word| quoted(&word.to_string_lossy())).collect();
             writeln!(out, "metal-attention {} &", words.join(" ")).map_err(CliError::stdout)?;
-            wanted.target(format!("http://127.0.0.1:{port}"), start.model, wanted.n_ctx)
+            requirements.target(format!("http://127.0.0.1:{port}"), start.model, requirements.n_ctx)
         }
     };
     let ToolCommand { variables, program, arguments } = args.tool.command(&target, &args.arguments);

@@ -124,9 +124,9 @@ enum UnfitServer {
 
 /// Finds a running server. An unfit server is an error if the user has named it; otherwise it is skipped with a note, except
 /// if it has several models.
-pub fn find(wanted: &ServerRequirements<'_>) -> Result<FoundServer, CliError> {
-    let url = wanted.server.unwrap_or(DEFAULT_URL).trim_end_matches('/');
-    match (examine(url, wanted), wanted.server) {
+pub fn find(requirements: &ServerRequirements<'_>) -> Result<FoundServer, CliError> {
+    let url = requirements.server.unwrap_or(DEFAULT_URL).trim_end_matches('/');
+    match (examine(url, requirements), requirements.server) {
         (Ok(target), _) => Ok(FoundServer::Running(target)),
         (Err(UnfitServer::NotRunning), None) => Ok(FoundServer::None),
         (Err(error @ UnfitServer::Several(_)), None) | (Err(error), Some(_)) => {
@@ -140,22 +140,22 @@ pub fn find(wanted: &ServerRequirements<'_>) -> Result<FoundServer, CliError> {
 }
 
 /// Checks a running server, and chooses its model.
-fn examine(url: &str, wanted: &ServerRequirements<'_>) -> Result<ToolTarget, UnfitServer> {
-    let client = ServerClient { url, key: wanted.key };
+fn examine(url: &str, requirements: &ServerRequirements<'_>) -> Result<ToolTarget, UnfitServer> {
+    let client = ServerClient { url, key: requirements.key };
     let list: ServedModels = client.get("/v1/models", None, RESPONSE_TIMEOUT)?;
     if list.data.is_empty() || list.data.iter().any(|model| model.owned_by != "metal-attention") {
         return Err(UnfitServer::OtherProgram);
     }
     let names: Vec<_> = list.data.into_iter().map(|model| model.id).collect();
-    let model = pick(&names, wanted.model)?;
-    examine_model(&client, model, wanted)
+    let model = choose_model(&names, requirements.model)?;
+    examine_model(&client, model, requirements)
 }
 
 /// Checks the context of a model of a running server. Loads the model if necessary.
 fn examine_model(
     client: &ServerClient<'_>,
     model: String,
-    wanted: &ServerRequirements<'_>,
+    requirements: &ServerRequirements<'_>,
 ) -> Result<ToolTarget, UnfitServer> {
     // The request waits until the model is loaded.
     let props: ServerProps = client.get("/props", Some(("model", &model)), LOAD_TIMEOUT)?;
@@ -166,19 +166,19 @@ fn examine_model(
     if n_ctx < MIN_N_CTX {
         return Err(UnfitServer::Short { model: safe(&model), n_ctx });
     }
-    Ok(wanted.target(client.url.to_owned(), model, n_ctx))
+    Ok(requirements.target(client.url.to_owned(), model, n_ctx))
 }
 
 /// The name of the model among those of the server.
-fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, UnfitServer> {
+fn choose_model(names: &[String], model: &ModelArgs) -> Result<String, UnfitServer> {
     let have = || names.iter().map(|name| format!("{:?}", safe(name))).collect::<Vec<_>>().join(", ");
-    if let Some(named) = wanted.named() {
-        let (given, stem) = (named.to_string_lossy(), wanted.stem());
+    if let Some(named) = model.named() {
+        let (given, stem) = (named.to_string_lossy(), model.stem());
         let found = names.iter().find(|name| **name == given).or(names.iter().find(|name| **name == stem));
         if let Some(name) = found {
             return Ok(name.clone());
         }
-        if wanted.is_given() {
+        if model.is_given() {
             return Err(UnfitServer::NoModel { wanted: safe(&given), have: have() });
         }
     }
@@ -189,19 +189,19 @@ fn pick(names: &[String], wanted: &ModelArgs) -> Result<String, UnfitServer> {
 }
 
 /// Starts a server and waits until its model is loaded.
-pub fn start(wanted: &ServerRequirements<'_>) -> Result<(ToolTarget, StartedServer), CliError> {
-    let start = wanted.start(0)?;
+pub fn start(requirements: &ServerRequirements<'_>) -> Result<(ToolTarget, StartedServer), CliError> {
+    let start = requirements.start(0)?;
     // A model that is not in the cache is downloaded here, where the progress is visible.
     if start.is_named {
-        wanted.model.fetch()?;
+        requirements.model.fetch()?;
     }
-    let mut server = StartedServer::new(&start, wanted.key)?;
+    let mut server = StartedServer::new(&start, requirements.key)?;
     let progress = ProgressLine::spinner("starting the server");
     let url = server.wait_for_address()?;
     progress.describe("loading the model".into());
     server.wait_until_ready(&url)?;
-    let client = ServerClient { url: &url, key: wanted.key };
-    let target = examine_model(&client, start.model, wanted)
+    let client = ServerClient { url: &url, key: requirements.key };
+    let target = examine_model(&client, start.model, requirements)
         .map_err(|error| server.failed(&format!("the server that was started cannot be used: {error}")))?;
     drop(progress);
     Ok((target, server))

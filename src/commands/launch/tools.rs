@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tool_learns_address_model_and_key() {
+    fn every_tool_gets_address_model_and_key() {
         let names: BTreeSet<_> = TOOLS.iter().map(|tool| tool.name).collect();
         assert_eq!(names.len(), TOOLS.len());
         let target =

@@ -151,8 +151,8 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 /// another number of columns.
 fn importance(tensor: &TensorDecl, imatrix: Option<&Imatrix>) -> Result<Option<Vec<f32>>, CliError> {
     let Some(columns) = imatrix.and_then(|imatrix| imatrix.mean_squares(&tensor.name)) else { return Ok(None) };
-    let wanted = tensor.shape[0] * tensor.shape.get(2).copied().unwrap_or(1);
-    if columns.len() == wanted {
+    let expected = tensor.shape[0] * tensor.shape.get(2).copied().unwrap_or(1);
+    if columns.len() == expected {
         return Ok(Some(columns));
     }
     // Rows of the embedding table are looked up, not multiplied: it is stored without importance.
@@ -160,7 +160,7 @@ fn importance(tensor: &TensorDecl, imatrix: Option<&Imatrix>) -> Result<Option<V
         return Ok(None);
     }
     Err(CliError::Usage(format!(
-        "the importance file is of another model: {} has {} columns there and {wanted} here",
+        "the importance file is of another model: {} has {} columns there and {expected} here",
         tensor.name,
         columns.len(),
     )))
