@@ -26,7 +26,9 @@ pub struct CacheArgs {
 /// The value of `--cache-disk`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FolderAndSize {
+    /// The folder.
     folder: PathBuf,
+    /// The limit in MiB.
     mib: u64,
 }
 

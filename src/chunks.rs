@@ -18,6 +18,7 @@ pub fn begin(tokenizer: &Tokenizer) -> Option<u32> {
     encode(tokenizer, "", true).first().copied().filter(|&id| Some(id) == tokenizer.bos())
 }
 
+/// The tokens of `text`, without names of control tokens.
 fn encode(tokenizer: &Tokenizer, text: &str, add_special: bool) -> Vec<u32> {
     tokenizer.encode(text, EncodeOptions { add_special, parse_special: false })
 }

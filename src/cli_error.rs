@@ -111,11 +111,13 @@ impl CliError {
         }
     }
 
+    /// Whether the reader of the output closed the pipe.
     fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
+/// The exit code of an error of the library.
 fn engine_exit_code(error: &Error) -> u8 {
     match error {
         Error::Sampling(_)
@@ -144,6 +146,7 @@ fn engine_exit_code(error: &Error) -> u8 {
     }
 }
 
+/// The exit code of an error of the hub.
 fn hub_exit_code(error: &HubError) -> u8 {
     match error {
         HubError::Name { .. } | HubError::Tag { .. } | HubError::Environment { .. } | HubError::Unclear { .. } => 2,
@@ -160,6 +163,7 @@ fn hub_exit_code(error: &HubError) -> u8 {
     }
 }
 
+/// The exit code of an error of CUDA.
 #[cfg(feature = "cuda")]
 fn cuda_exit_code(error: &CudaError) -> u8 {
     match error {
@@ -169,6 +173,7 @@ fn cuda_exit_code(error: &CudaError) -> u8 {
     }
 }
 
+/// The exit code of an error of wgpu.
 #[cfg(feature = "wgpu")]
 fn wgpu_exit_code(error: &WgpuError) -> u8 {
     match error {

@@ -38,12 +38,14 @@ struct RunningSum {
 }
 
 impl RunningSum {
+    /// Adds a value.
     fn add(&mut self, x: f64) {
         self.n += 1.0;
         self.total += x;
         self.squares += x * x;
     }
 
+    /// The mean of the values.
     fn mean(&self) -> f64 {
         self.total / self.n
     }

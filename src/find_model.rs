@@ -207,6 +207,7 @@ pub fn files_below(folder: &Path) -> Vec<String> {
     files
 }
 
+/// Whether a name ends in `.gguf`.
 fn is_gguf(text: &str) -> bool {
     without_ending(text).len() < text.len()
 }

@@ -99,6 +99,7 @@ use FlagValue::{Maybe, Value};
 /// The values of a switch that may have one.
 const SWITCH: FlagValue = Maybe(&["on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"]);
 
+/// The tip for flags that distribute layers or tensors over devices.
 const NO_PARTS: &str = "a model runs on a device as a whole: --gpu or --device with a name from `metal-attention devices`, or \
                         --device cpu; --tensor-parallel shares it out among NVIDIA GPUs";
 const NO_IMAGES: &str = "images and sound cannot be read yet: leave the flag out, and the model answers text";
@@ -479,10 +480,12 @@ const COMMANDS: &[(&[&str], &str)] = &[
 /// The number of layers from which on `-ngl` of other programs means all of them.
 const ALL_LAYERS: i64 = 99;
 
+/// Arguments of this program.
 fn args(args: &[&str]) -> ValueMeaning {
     ValueMeaning::Args(args.iter().map(|&arg| arg.to_owned()).collect())
 }
 
+/// llama.cpp's `-ngl`: the number of layers on the GPU.
 fn gpu_layers(value: &str) -> ValueMeaning {
     match (value, value.parse::<i64>()) {
         (_, Ok(0)) => args(&["--device", "cpu"]),
@@ -496,6 +499,7 @@ fn gpu_layers(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama.cpp's `-dev`: `CUDA0`, `Vulkan0`, `none`.
 fn device(value: &str) -> ValueMeaning {
     let number = |prefix| value.strip_prefix(prefix).filter(|rest: &&str| rest.bytes().all(|b| b.is_ascii_digit()));
     let name = |kind: &str, number: &str| if number.is_empty() { kind.to_owned() } else { format!("{kind}:{number}") };
@@ -511,6 +515,7 @@ fn device(value: &str) -> ValueMeaning {
     ValueMeaning::Args(vec!["--device".to_owned(), own])
 }
 
+/// llama.cpp's `-sm`: how a model is distributed over GPUs.
 fn split_mode(value: &str) -> ValueMeaning {
     if value == "none" {
         ValueMeaning::Nothing("a model is on one device".into())
@@ -519,6 +524,7 @@ fn split_mode(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama-bench's `-mmp`: 0 or 1.
 fn mmap(value: &str) -> ValueMeaning {
     if value == "0" {
         args(&["--no-mmap"])
@@ -527,10 +533,12 @@ fn mmap(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama-bench's `--no-warmup`.
 fn no_warmup(_: &str) -> ValueMeaning {
     args(&["--warmup", "0"])
 }
 
+/// The number of sequences, for commands that run one.
 fn sequences(value: &str) -> ValueMeaning {
     if value == "1" {
         ValueMeaning::Nothing("there is one text".into())
@@ -539,6 +547,7 @@ fn sequences(value: &str) -> ValueMeaning {
     }
 }
 
+/// Whether the model thinks: ollama's `--think`, llama.cpp's `--reasoning`.
 fn think(value: &str) -> ValueMeaning {
     match value {
         "auto" => ValueMeaning::Nothing("a model thinks where its chat template has it think".into()),
@@ -548,6 +557,7 @@ fn think(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama.cpp's `--reasoning-budget`: 0, -1 or a number of tokens.
 fn reasoning_budget(value: &str) -> ValueMeaning {
     match value {
         "0" => args(&["--thinking", "false"]),
@@ -559,6 +569,7 @@ fn reasoning_budget(value: &str) -> ValueMeaning {
     }
 }
 
+/// ollama's `--format`: `json` or a JSON schema.
 fn format(value: &str) -> ValueMeaning {
     match value {
         "" => ValueMeaning::Nothing("an answer has any form unless a flag says otherwise".into()),
@@ -567,6 +578,7 @@ fn format(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama.cpp's `--mirostat`: 0, 1 or 2.
 fn mirostat(value: &str) -> ValueMeaning {
     if value == "0" {
         ValueMeaning::Nothing("there is no mirostat".into())
@@ -578,6 +590,7 @@ fn mirostat(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama-bench's `-o`: the output format.
 fn bench_output(value: &str) -> ValueMeaning {
     match value {
         "json" | "jsonl" => args(&["--json"]),
@@ -587,6 +600,7 @@ fn bench_output(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama-embedding's `--embd-normalize`: the norm of the vectors.
 fn normalize(value: &str) -> ValueMeaning {
     if value == "2" {
         ValueMeaning::Nothing("the vectors have length 1".into())
@@ -595,6 +609,7 @@ fn normalize(value: &str) -> ValueMeaning {
     }
 }
 
+/// llama-embedding's `--embd-output-format`.
 fn embeddings(value: &str) -> ValueMeaning {
     match value {
         "json" | "json+" | "array" => args(&["--json"]),

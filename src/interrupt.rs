@@ -20,6 +20,7 @@ enum Reaction {
     Ignore,
 }
 
+/// The present reaction.
 static REACTION: Mutex<Reaction> = Mutex::new(Reaction::Exit(None));
 
 /// The watch that [`Reaction::Cancel`] cancels.
@@ -94,6 +95,7 @@ pub fn exit() -> ! {
     std::process::exit(i32::from(CliError::Interrupted.exit_code()));
 }
 
+/// Locks the present reaction.
 fn reaction() -> MutexGuard<'static, Reaction> {
     REACTION.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -29,7 +29,9 @@ fn row_words(n_vocab: usize) -> usize {
 
 /// Writes a file.
 pub struct LogitsWriter {
+    /// The output.
     out: OutputFile,
+    /// Its path, for errors.
     path: PathBuf,
 }
 
@@ -57,6 +59,7 @@ impl LogitsWriter {
         self.out.commit()
     }
 
+    /// Writes bytes; errors name the path.
     fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         let failed = |source| CliError::Write { to: self.path.display().to_string(), source };
         self.out.write_all(bytes).map_err(failed)
@@ -80,7 +83,9 @@ fn pack(logits: &[f32]) -> Vec<u8> {
 
 /// Reads a file.
 pub struct LogitsReader {
+    /// The input, at the next row.
     input: BufReader<File>,
+    /// Its path, for errors.
     path: PathBuf,
     /// The number of tokens of a chunk.
     pub n_ctx: usize,

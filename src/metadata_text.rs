@@ -114,6 +114,7 @@ fn first(array: &Array) -> Vec<serde_json::Value> {
     }
 }
 
+/// An array in one line: its first elements, length and type.
 fn array_text(array: &Array) -> String {
     let shown: Vec<_> = first(array).iter().map(|v| v.as_str().map_or_else(|| v.to_string(), quoted)).collect();
     let (ty, n) = (array.element_type().name(), array.len());

@@ -23,6 +23,7 @@ impl OutputFile {
         Self::open(path).map_err(|e| not_written(path, e))
     }
 
+    /// [`create`](Self::create) with the system's errors.
     fn open(path: &Path) -> io::Result<Self> {
         let (path, existing) = match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -70,6 +71,7 @@ impl OutputFile {
     }
 }
 
+/// An error of writing `path`.
 fn not_written(path: &Path, source: io::Error) -> CliError {
     CliError::Write { to: path.display().to_string(), source: explained(source) }
 }

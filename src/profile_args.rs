@@ -87,6 +87,7 @@ pub fn table(profile: &Profile) -> String {
     text.concat()
 }
 
+/// A time in milliseconds.
 fn ms(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
 }
@@ -96,7 +97,9 @@ fn ms(time: Duration) -> f64 {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ChromeTrace<'a> {
+    /// The unit that viewers show.
     display_time_unit: &'static str,
+    /// The events, in any order.
     trace_events: Vec<TraceEvent<'a>>,
 }
 
@@ -135,6 +138,7 @@ const STEPS: u32 = 1;
 const KERNELS: u32 = 2;
 
 impl<'a> ChromeTrace<'a> {
+    /// The trace of `profiles`.
     fn new(profiles: &'a [Profile]) -> Self {
         let mut trace_events = Vec::new();
         for (profile, pid) in profiles.iter().zip(1..) {
@@ -180,6 +184,7 @@ fn add_events<'a>(events: &mut Vec<TraceEvent<'a>>, profile: &'a Profile, pid: u
     }
 }
 
+/// Writes the trace file.
 fn write_trace(path: &Path, profiles: &[Profile]) -> Result<(), CliError> {
     let mut file = OutputFile::create(path)?;
     let mut out = BufWriter::new(&mut file);

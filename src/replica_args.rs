@@ -37,6 +37,7 @@ pub struct ReplicaArgs {
 /// The value of `--device`: one or several devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceList {
+    /// The devices, in order.
     devices: Vec<Device>,
     /// Whether the text is "cuda" without a number, which stands for all NVIDIA GPUs if there are several replicas.
     any_cuda: bool,

@@ -29,8 +29,11 @@ pub struct RunOutput {
 
 /// Reads an answer of the model and writes its visible part.
 struct ChatAnswer {
+    /// The model's tokenizer.
     tokenizer: Arc<Tokenizer>,
+    /// Splits the answer.
     parser: ToolCallParser,
+    /// Prints its visible part.
     output: AnswerOutput,
 }
 
@@ -139,6 +142,7 @@ impl RunOutput {
         }
     }
 
+    /// Writes a line of JSON.
     fn line(&mut self, line: &JsonLine) -> Result<(), CliError> {
         let line = serde_json::to_string(line).map_err(|e| CliError::General(format!("cannot write JSON: {e}")))?;
         self.write(&(line + "\n"))

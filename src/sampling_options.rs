@@ -104,10 +104,12 @@ pub fn text(o: &SamplerOptions) -> String {
     lines.join("\n")
 }
 
+/// Parses a value of the option `name`.
 fn number<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|e: T::Err| wrong(name, value, &e.to_string()))
 }
 
+/// The message for a wrong value.
 fn wrong(name: &str, value: &str, problem: &str) -> String {
     format!("{value:?} is no value for {name}: {problem}")
 }

@@ -60,15 +60,25 @@ impl RunStatistics {
 /// The object `timings` of `--json`. `null` stands for values that were not measured.
 #[derive(Serialize)]
 pub struct TimingsJson {
+    /// The time of loading the model.
     load_ms: f64,
+    /// Tokens of the prompt that were evaluated.
     prompt_tokens: usize,
+    /// Tokens of the prompt that were in the KV cache already.
     cached_tokens: usize,
+    /// The time of prefill.
     prefill_ms: f64,
+    /// The rate of prefill.
     prefill_tokens_per_second: Option<f64>,
+    /// Generated tokens.
     generated_tokens: usize,
+    /// The time of decode.
     decode_ms: f64,
+    /// The rate of decode.
     decode_tokens_per_second: Option<f64>,
+    /// The time from the start of prefill to the first token.
     first_token_ms: Option<f64>,
+    /// The largest resident memory of the process.
     peak_memory_bytes: Option<u64>,
 }
 

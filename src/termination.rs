@@ -11,6 +11,7 @@ use crate::cli_error::CliError;
 
 /// Waits for both signals. Signals are caught from the creation of this value on.
 pub struct Termination {
+    /// SIGTERM.
     terminate: Signal,
     /// `None`: the process was started with SIGHUP ignored (nohup), which stays so.
     hang_up: Option<Signal>,

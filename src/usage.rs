@@ -29,6 +29,7 @@ pub fn parse() -> Cli {
 /// The command line that clap reads.
 #[derive(Debug)]
 struct RewrittenArgs {
+    /// The arguments, the program's name first.
     args: Vec<OsString>,
     /// A message for each flag that is ignored, with the reason.
     notes: Vec<String>,
@@ -109,6 +110,7 @@ struct ArgRewriter<'a> {
 }
 
 impl<'a> ArgRewriter<'a> {
+    /// Takes the next argument.
     fn next(&mut self) -> Option<&'a OsString> {
         let (arg, rest) = self.rest.split_first()?;
         self.rest = rest;
@@ -272,6 +274,7 @@ fn no_such_command(cli: &mut Command, name: &str, tip: &str) -> clap::Error {
     with_tip(cli, ErrorKind::InvalidSubcommand, ContextKind::InvalidSubcommand, name, tip)
 }
 
+/// An error of clap with a tip. `what` is the kind of `name`.
 fn with_tip(command: &mut Command, kind: ErrorKind, what: ContextKind, name: &str, tip: &str) -> clap::Error {
     let mut error = clap::Error::new(kind).with_cmd(command);
     error.insert(what, ContextValue::String(name.to_owned()));

@@ -572,7 +572,9 @@ fn stdin_end() -> Result<oneshot::Receiver<()>, CliError> {
 /// Ctrl-C, SIGTERM and SIGHUP. Signals are caught from the creation of this value on.
 #[cfg(unix)]
 struct Signals {
+    /// Ctrl-C.
     interrupt: Signal,
+    /// SIGTERM and SIGHUP.
     termination: Termination,
 }
 
@@ -620,6 +622,7 @@ fn host_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a number greater than 0.
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),

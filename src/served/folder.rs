@@ -31,6 +31,7 @@ impl ModelFolders {
         Self { folders, args, setup: Arc::new(setup), pulled: Mutex::default() }
     }
 
+    /// Locks the list of pulled models.
     fn pulled(&self) -> MutexGuard<'_, BTreeMap<String, CachedModel>> {
         self.pulled.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -58,6 +58,7 @@ fn of_replica(engine: &EngineOptions, model: &Model) -> Vec<MemoryNeed> {
     }
 }
 
+/// The memory that a replica takes on the CPU.
 fn on_cpu(engine: &EngineOptions, model: &Model) -> MemoryNeed {
     // The free memory at the first call, before any model is loaded.
     static CAPACITY: OnceLock<Option<u64>> = OnceLock::new();

@@ -75,6 +75,7 @@ impl ServedModel {
         Ok(Self { args, setup, is_resident: true, opened, card: OnceLock::new() })
     }
 
+    /// Locks the opened model.
     fn opened(&self) -> MutexGuard<'_, Option<Model>> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -147,6 +148,7 @@ impl ServedModel {
         Ok(loaded)
     }
 
+    /// Reads the model's description from its metadata.
     fn read_card(&self) -> Result<ModelCard, CliError> {
         match &*self.opened() {
             Some(model) => Ok(ModelCard::of(model.gguf())),

@@ -25,6 +25,7 @@ pub struct Model {
 }
 
 impl Model {
+    /// Wraps a model; template and grammars are made later.
     fn new(inner: metal_attention::Model) -> Self {
         Self { inner, template: OnceLock::new(), grammars: OnceLock::new() }
     }

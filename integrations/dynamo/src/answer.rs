@@ -95,6 +95,7 @@ pub fn complete() -> BoxStream<'static, StreamItem> {
     Box::pin(futures::stream::iter([Ok(LLMEngineOutput::length())]))
 }
 
+/// The next event of a request, after the delay for tests.
 async fn next(events: &mut Events, delay: Duration) -> Event {
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
@@ -103,6 +104,7 @@ async fn next(events: &mut Events, delay: Duration) -> Event {
     events.recv().await.unwrap_or(Event::Failed(metal_attention::scheduler::RequestError::EngineFailed))
 }
 
+/// The output for a token, with its log probabilities if they were requested.
 fn token(id: u32, logprobs: Option<TokenLogprobs>) -> LLMEngineOutput {
     let mut output = chunk::token(id);
     if let Some(TokenLogprobs { logprob, top, .. }) = logprobs {

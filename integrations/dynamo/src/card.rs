@@ -12,13 +12,16 @@ const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 /// A folder with the files of a model card, as models on the hub have them.
 #[derive(Debug, Clone)]
 pub struct ModelCardFolder<'a> {
+    /// The path of the folder.
     folder: &'a Path,
 }
 
 /// The error for a missing file.
 #[derive(Debug)]
 pub struct MissingFile {
+    /// The path of the folder.
     folder: String,
+    /// The name of the file.
     file: &'static str,
 }
 

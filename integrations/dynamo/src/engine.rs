@@ -64,10 +64,12 @@ impl WorkerEngine {
         }
     }
 
+    /// The scheduler. An error before the start.
     fn scheduler(&self) -> Result<&Scheduler, DynamoError> {
         self.scheduler.get().ok_or_else(|| error::shut_down("the engine has not started"))
     }
 
+    /// Replaces the task that reports the load.
     fn set_load_task(&self, task: Option<JoinHandle<()>>) {
         replace(&self.load, task);
     }

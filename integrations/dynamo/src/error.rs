@@ -20,6 +20,7 @@ pub fn unknown(why: impl Into<String>) -> DynamoError {
     of(ErrorType::Backend(BackendError::Unknown), why)
 }
 
+/// An error of this type.
 fn of(error_type: ErrorType, why: impl Into<String>) -> DynamoError {
     DynamoError::builder().error_type(error_type).message(why).build()
 }

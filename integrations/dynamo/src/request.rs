@@ -38,6 +38,7 @@ pub fn plan(request: &PreprocessedRequest) -> Result<PlannedRequest, DynamoError
     Ok(PlannedRequest { request, stop_ids: if ignore_eos { Vec::new() } else { stop_ids } })
 }
 
+/// An error if the request uses an option that is not supported.
 fn refuse_unsupported(request: &PreprocessedRequest) -> Result<(), DynamoError> {
     let sampling = &request.sampling_options;
     let routing = request.routing.as_ref();

@@ -51,6 +51,7 @@ pub fn python_name(option: &NumberOption) -> &'static str {
     if option.name == "repeat_penalty" { "repetition_penalty" } else { option.name }
 }
 
+/// The sampler's options for text number `index`.
 fn sampling(params: &Bound<'_, PyAny>, index: u64) -> PyResult<SamplerOptions> {
     let mut options = SamplerOptions { logit_bias: call(params, "_logit_bias")?, ..SamplerOptions::default() };
     for option in NumberOption::ALL {
@@ -86,6 +87,7 @@ fn most_probable(params: &Bound<'_, PyAny>, name: &str, n_vocab: usize) -> PyRes
     }
 }
 
+/// The time `seconds` from now.
 fn deadline(seconds: f64) -> PyResult<Instant> {
     let patience = Duration::try_from_secs_f64(seconds).ok();
     patience
@@ -103,6 +105,7 @@ fn call<'py, T: FromPyObjectOwned<'py>>(params: &Bound<'py, PyAny>, name: &str) 
     extract(&params.call_method0(name)?, name.trim_start_matches('_'))
 }
 
+/// Converts a Python value; errors call it `name`.
 fn extract<'py, T: FromPyObjectOwned<'py>>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<T> {
     value.extract().map_err(|error: T::Error| {
         let error: PyErr = error.into();

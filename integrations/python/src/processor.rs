@@ -16,6 +16,7 @@ impl RaisedException {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Stores an exception.
     fn set(&self, error: PyErr) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }

@@ -15,6 +15,7 @@ use crate::wait::Threads;
 /// The log probability of a token, its rank, and the most probable tokens with their log probabilities.
 type Logprobs = (f32, usize, Vec<(u32, f32)>);
 
+/// Converts the scheduler's log probabilities.
 fn logprobs(told: TokenLogprobs) -> Logprobs {
     (told.logprob, told.rank, told.top)
 }
@@ -22,14 +23,19 @@ fn logprobs(told: TokenLogprobs) -> Logprobs {
 /// A complete generated text.
 #[pyclass(frozen, get_all, module = "metal_attention._engine")]
 pub struct Completion {
+    /// The text.
     text: String,
+    /// The ids of its tokens.
     token_ids: Vec<u32>,
+    /// Those of its tokens; empty if not requested.
     logprobs: Vec<Logprobs>,
     /// Those of the prompt's tokens after the first.
     prompt_logprobs: Vec<Logprobs>,
     /// The answer to a conversation, as a message in JSON.
     message: Option<String>,
+    /// The reason why it ended.
     reason: &'static str,
+    /// The number of the prompt's tokens that were in the KV cache already.
     cached_tokens: usize,
     /// The seconds of waiting in the queue, of prefill, and of decode.
     seconds: (f64, f64, f64),
@@ -49,6 +55,7 @@ impl Completion {
         .map_err(|why| failure(&why, raised))
     }
 
+    /// Converts the scheduler's completion; `message` is the answer in JSON.
     fn new(completion: scheduler::Completion, message: Option<String>) -> Self {
         let scheduler::Completion { ids, text, logprobs: told, prompt_logprobs, reason, usage, timings } = completion;
         Self {
@@ -68,17 +75,22 @@ impl Completion {
 #[pyclass(frozen, get_all, module = "metal_attention._engine")]
 #[derive(Default)]
 pub struct Event {
+    /// The text that became final.
     text: String,
+    /// The id of the token; `None` in the last event.
     token_id: Option<u32>,
+    /// Those of the token; `None`: not requested.
     logprobs: Option<Logprobs>,
     /// Those of the prompt's tokens after the first; this event has nothing else.
     prompt_logprobs: Option<Vec<Logprobs>>,
     /// What this part adds to the answer to a conversation, in JSON.
     delta: Option<String>,
+    /// The reason why the text ended; only in the last event.
     reason: Option<&'static str>,
 }
 
 impl Event {
+    /// Converts the scheduler's event. An error if the request failed.
     fn new(event: scheduler::Event, answer: Option<&mut AnswerReader>, raised: &RaisedException) -> PyResult<Self> {
         let delta = answer.map(|answer| delta_json(answer.take(&event)));
         match event {

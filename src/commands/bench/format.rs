@@ -159,6 +159,7 @@ impl Table {
     /// The columns that follow if there is an earlier report.
     const COMPARISON: [&'static str; 4] = ["earlier", "ratio", "noise", "moved"];
 
+    /// The table of a report, with columns for a comparison if there is one.
     fn new(report: &BenchReport) -> Self {
         let compared = report.results.iter().any(|r| r.comparison.is_some());
         let mut names = Self::NAMES.to_vec();

@@ -196,6 +196,7 @@ impl Args {
         outcome
     }
 
+    /// The tests that the flags choose. An error if there are none.
     fn plan(&self) -> Result<BenchPlan, CliError> {
         let plan = BenchPlan::new(&self.seq_lengths, self.gen_length, &self.depth, &self.batch);
         if plan.groups.is_empty() {
@@ -205,6 +206,7 @@ impl Args {
         Ok(plan)
     }
 
+    /// The flags that are recorded in the report.
     fn settings(&self) -> report::BenchSettings {
         let options = self.compute.options();
         report::BenchSettings {
@@ -216,6 +218,7 @@ impl Args {
         }
     }
 
+    /// The report in the format that the flags choose.
     fn format(&self, report: &BenchReport) -> Result<String, CliError> {
         match (self.json, self.csv, self.markdown) {
             (true, ..) => format::json(report),

@@ -117,6 +117,7 @@ enum TypedLine {
     End,
 }
 
+/// Reads a line, or several if the message is unfinished.
 fn read_line(editor: &mut Editor<EditorHelper, DefaultHistory>, prompt: &str) -> Result<TypedLine, CliError> {
     match editor.readline(prompt) {
         Ok(text) => Ok(TypedLine::Text(text)),

@@ -77,15 +77,18 @@ impl ChatSessionFile {
         Ok(())
     }
 
+    /// The name of the file for messages.
     fn name(&self) -> String {
         safe(&self.path.display().to_string())
     }
 
+    /// An error of the file.
     fn failed(&self, error: &SessionError) -> CliError {
         CliError::General(format!("{}: {error}", self.name()))
     }
 }
 
+/// The messages as JSON, the note of the session file.
 fn json(conversation: &ChatHistory) -> Result<Vec<u8>, CliError> {
     serde_json::to_vec(&conversation.with_system()).map_err(|e| CliError::General(format!("cannot write JSON: {e}")))
 }

@@ -138,6 +138,7 @@ impl DeviceName {
         }
     }
 
+    /// The device of a forward pass.
     #[cfg(feature = "cuda")]
     fn of_pass(pass: &dyn metal_attention::ForwardPass) -> Self {
         let metal_attention::DeviceInfo { kind, name, driver, n_threads: _ } = pass.device();
