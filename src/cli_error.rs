@@ -31,7 +31,7 @@ pub enum CliError {
     InFile {
         /// The file's name.
         file: String,
-        /// What is wrong with it.
+        /// The error.
         error: Error,
     },
     /// An error about the model that METAL_ATTENTION_MODEL names; the exit code is that of the inner error.

@@ -57,7 +57,7 @@ impl TensorCounts {
     }
 }
 
-/// A model's hyperparameters. Of those that differ between layers, the largest.
+/// A model's hyperparameters. If a value differs between layers, the largest one.
 #[derive(Default, Serialize)]
 pub struct ModelSizes {
     /// Layers.

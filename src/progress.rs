@@ -89,7 +89,7 @@ impl ProgressLine {
         self
     }
 
-    /// Turns the line into that of loading `total` bytes of weights, which the watch counts.
+    /// Shows the loading of `total` bytes of weights instead of steps; the watch counts the bytes.
     pub fn weigh(&self, total: u64) {
         self.bar.set_style(style("{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {elapsed}{prefix}"));
         self.bar.set_length(total);

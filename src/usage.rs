@@ -525,7 +525,7 @@ mod tests {
             {
                 let own = own_flag(cli.find_subcommand(command).unwrap(), flag).is_some();
                 assert!(!own || entry.commands.is_empty(), "{command} {flag}: it is the command's own");
-                let found = crate::foreign_flags::find_flag(command, flag).unwrap();
+                let found = find_flag(command, flag).unwrap();
                 if own || !std::ptr::eq(found, entry) {
                     continue;
                 }

@@ -27,9 +27,9 @@ pub struct Completion {
     text: String,
     /// The ids of its tokens.
     token_ids: Vec<u32>,
-    /// Those of its tokens; empty if not requested.
+    /// The log probabilities of its tokens; empty if not requested.
     logprobs: Vec<Logprobs>,
-    /// Those of the prompt's tokens after the first.
+    /// The log probabilities of the prompt's tokens after the first.
     prompt_logprobs: Vec<Logprobs>,
     /// The answer to a conversation, as a message in JSON.
     message: Option<String>,
@@ -79,11 +79,11 @@ pub struct Event {
     text: String,
     /// The id of the token; `None` in the last event.
     token_id: Option<u32>,
-    /// Those of the token; `None`: not requested.
+    /// The log probabilities of the token; `None`: not requested.
     logprobs: Option<Logprobs>,
-    /// Those of the prompt's tokens after the first; this event has nothing else.
+    /// The log probabilities of the prompt's tokens after the first; this event has nothing else.
     prompt_logprobs: Option<Vec<Logprobs>>,
-    /// What this part adds to the answer to a conversation, in JSON.
+    /// The addition of this part to the answer to a conversation, in JSON.
     delta: Option<String>,
     /// The reason why the text ended; only in the last event.
     reason: Option<&'static str>,

@@ -309,7 +309,7 @@ impl AnswerOutput {
         Ok(())
     }
 
-    /// Separates thoughts from what follows by an empty line.
+    /// Prints an empty line after thoughts.
     fn end_thoughts(&mut self) -> Result<(), CliError> {
         if std::mem::take(&mut self.thinking) {
             self.end_style()?;

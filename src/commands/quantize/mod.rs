@@ -321,7 +321,7 @@ impl TensorConversion<'_> {
         Ok((blocks, QuantizationError { n, squares, squares_of_original }))
     }
 
-    /// Refuses elements beyond the range of the type. `back` are the dequantised values of what it holds for `values`.
+    /// Refuses elements beyond the range of the type. `back` are `values` after quantisation and dequantisation.
     fn check_range(&self, values: &[f32], back: &[f32]) -> Result<(), CliError> {
         let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
         // Its largest scale is 448 and its largest element 6; larger values would be clipped without becoming infinite.

@@ -24,7 +24,7 @@ class Completion:
     def logprobs(self) -> list[_Logprobs]: ...
     @property
     def prompt_logprobs(self) -> list[_Logprobs]:
-        """Those of the prompt's tokens after the first."""
+        """The log probabilities of the prompt's tokens after the first."""
     @property
     def message(self) -> str | None:
         """The answer to a conversation, as a message in JSON."""
@@ -48,10 +48,10 @@ class Event:
     def logprobs(self) -> _Logprobs | None: ...
     @property
     def prompt_logprobs(self) -> list[_Logprobs] | None:
-        """Those of the prompt's tokens after the first; this event has nothing else."""
+        """The log probabilities of the prompt's tokens after the first; this event has nothing else."""
     @property
     def delta(self) -> str | None:
-        """What this part adds to the answer to a conversation, in JSON."""
+        """The addition of this part to the answer to a conversation, in JSON."""
     @property
     def reason(self) -> str | None: ...
 

@@ -112,7 +112,7 @@ class StreamOutput:
     """Set in the last part; see `CompletionOutput.finish_reason`."""
     stop_reason: str | None
     delta: dict[str, Any] | None = None
-    """What this part adds to the answer to a conversation, as the `delta` of OpenAI's chunks: parts of `content`,
+    """The addition of this part to the answer to a conversation, as the `delta` of OpenAI's chunks: parts of `content`,
     `reasoning_content` and `tool_calls`. The arguments of a call stay incomplete if the text is cut off. None: there was no
     conversation."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
