@@ -35,7 +35,7 @@ pub struct Args {
     config: Option<PathBuf>,
 }
 
-/// The subcommands of `mcp`.
+// The subcommands of `mcp`.
 #[derive(clap::Subcommand)]
 enum McpCommand {
     /// Start all servers, and list their tools

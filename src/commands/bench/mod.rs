@@ -136,7 +136,7 @@ pub struct Args {
     compute: ComputeArgs,
 }
 
-/// The subcommands of `bench`.
+// The subcommands of `bench`.
 #[derive(clap::Subcommand)]
 enum Command {
     Roofline(Box<roofline::RooflineArgs>),
