@@ -1,4 +1,5 @@
-//! What a text must look like: flags under llama.cpp's names.
+//! Flags that constrain the form of the generated text: a grammar, a JSON schema, or a regular expression. They have
+//! llama.cpp's names.
 
 use std::path::PathBuf;
 
@@ -9,11 +10,11 @@ use metal_attention_grammar::{Form, Grammars};
 use crate::cli_error::CliError;
 use crate::text_input::read_file;
 
-/// What a text must look like.
+/// The form of the generated text; at most one of the flags may be given.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Form of the text")]
 pub struct FormArgs {
-    /// A grammar to follow: GBNF, whose rules have ::=, or Lark
+    /// A grammar that the text follows: GBNF, whose rules have ::=, or Lark
     #[arg(long, value_name = "GRAMMAR", group = "form", allow_hyphen_values = true)]
     grammar: Option<String>,
 
@@ -21,7 +22,7 @@ pub struct FormArgs {
     #[arg(long, value_name = "FILE", group = "form")]
     grammar_file: Option<PathBuf>,
 
-    /// A JSON schema to follow; @FILE: the schema in a file
+    /// A JSON schema that the text follows; @FILE: the schema in a file
     #[arg(short, long, value_name = "SCHEMA", group = "form")]
     json_schema: Option<String>,
 
@@ -35,7 +36,7 @@ pub struct FormArgs {
 }
 
 impl FormArgs {
-    /// The form that the flags ask for.
+    /// The form that the flags give. `None`: no flag is given.
     pub fn form(&self) -> Result<Option<Form>, CliError> {
         if let Some(text) = &self.grammar {
             return Ok(Some(Form::grammar(text.clone())));
@@ -61,7 +62,8 @@ impl FormArgs {
     }
 }
 
-/// Has the next text of `generator` look like `form`: the answer to a prompt that a template rendered, or what continues a text.
+/// Constrains what `generator` generates next to `form`. `rendered` is the chat template and the prompt that it rendered, if
+/// the text is an answer; `None` if it continues plain text. Parts of a JSON schema that are not enforced are logged.
 pub fn constrain(
     generator: &mut Generator,
     grammars: &Grammars,

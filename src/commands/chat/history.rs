@@ -1,18 +1,18 @@
-//! What was said.
+//! The messages of a conversation.
 
 use metal_attention_chat::{Message, Role};
 
-/// A system message and the messages after it.
+/// The messages of a conversation, with the system message apart.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Conversation {
-    /// Instructions for the whole conversation.
+pub struct ChatHistory {
+    /// The system message.
     pub system: Option<String>,
-    /// What was said, the first message first.
+    /// The messages in order: of the user, the assistant, and tools.
     pub messages: Vec<Message>,
 }
 
-impl Conversation {
-    /// The conversation of a list of messages, the system message first where there is one.
+impl ChatHistory {
+    /// The history of a list of messages, of which the first one may be the system message.
     pub fn from_messages(mut messages: Vec<Message>) -> Self {
         let has_system = messages.first().is_some_and(|m| matches!(m.role, Role::System | Role::Developer));
         let system = has_system.then(|| messages.remove(0).text().to_owned());
@@ -24,7 +24,7 @@ impl Conversation {
         self.system.iter().map(Message::system).chain(self.messages.iter().cloned()).collect()
     }
 
-    /// Takes back the last message of the user with what followed. Returns its text; `None` where there is none.
+    /// Removes the last message of the user and all that follow it. Returns its text; `None` if there is none.
     pub fn undo(&mut self) -> Option<String> {
         let at = self.last_of_user()?;
         let text = self.messages[at].text().to_owned();
@@ -32,12 +32,13 @@ impl Conversation {
         Some(text)
     }
 
-    /// Takes away what followed the last message of the user. `None` where there is no such message.
+    /// Removes the messages after the last one of the user and returns them. `None` if the user has sent none.
     pub fn take_answer(&mut self) -> Option<Vec<Message>> {
         let at = self.last_of_user()?;
         Some(self.messages.split_off(at + 1))
     }
 
+    /// The index of the last message of the user.
     fn last_of_user(&self) -> Option<usize> {
         self.messages.iter().rposition(|m| m.role == Role::User)
     }
@@ -47,17 +48,17 @@ impl Conversation {
 mod tests {
     use super::*;
 
-    fn three_turns() -> Conversation {
+    fn three_turns() -> ChatHistory {
         let messages = ["a", "b", "c"].into_iter().flat_map(|text| [Message::user(text), Message::assistant(text)]);
-        Conversation { system: Some("s".into()), messages: messages.collect() }
+        ChatHistory { system: Some("s".into()), messages: messages.collect() }
     }
 
-    fn texts(conversation: &Conversation) -> String {
+    fn texts(conversation: &ChatHistory) -> String {
         conversation.messages.iter().map(Message::text).collect()
     }
 
     #[test]
-    fn turns_are_taken_back() {
+    fn turns_are_removed() {
         let mut conversation = three_turns();
         assert_eq!(conversation.undo(), Some("c".into()));
         assert_eq!(texts(&conversation), "aabb");
@@ -72,10 +73,10 @@ mod tests {
     }
 
     #[test]
-    fn messages_make_the_conversation_again() {
+    fn a_history_survives_the_conversion_to_messages() {
         let conversation = three_turns();
-        assert_eq!(Conversation::from_messages(conversation.with_system()), conversation);
-        let without = Conversation { system: None, ..conversation };
-        assert_eq!(Conversation::from_messages(without.with_system()), without);
+        assert_eq!(ChatHistory::from_messages(conversation.with_system()), conversation);
+        let without = ChatHistory { system: None, ..conversation };
+        assert_eq!(ChatHistory::from_messages(without.with_system()), without);
     }
 }
