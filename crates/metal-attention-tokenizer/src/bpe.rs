@@ -5,7 +5,7 @@ use crate::TokenId;
 use crate::cache::WordCache;
 use crate::error::TokenizerError;
 use crate::merge::{Merge, Merger, NO_SYMBOL};
-use crate::pre::{PreTokenizer, Spelling, Whole};
+use crate::pre::{PreTokenizer, Spelling, WholePieces};
 use crate::rules;
 use crate::strings::{HashMap, StringTable};
 use crate::vocabulary::{
@@ -136,9 +136,9 @@ impl Bpe {
     fn encode_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
         let alphabet = self.pre.spelling == Spelling::ByteAlphabet;
         let whole = match self.pre.whole {
-            Whole::None => false,
-            Whole::LineBreaks => word.bytes().all(|byte| byte == b'\n'),
-            Whole::All => true,
+            WholePieces::None => false,
+            WholePieces::LineBreaks => word.bytes().all(|byte| byte == b'\n'),
+            WholePieces::All => true,
         };
         if whole {
             let spelled = if alphabet { Cow::Owned(to_alphabet(word)) } else { Cow::Borrowed(word) };

@@ -29,7 +29,7 @@ pub struct ExportedFile {
 }
 
 /// What `tokenizer.json` says about the text between special tokens.
-struct Parts {
+struct TokenizerStages {
     /// What is done to the text first.
     normalizer: Value,
     /// How it is split into pieces.
@@ -47,11 +47,11 @@ impl Tokenizer {
     /// `metadata` is that which the tokenizer was built from. The ids are the same; docs/tokenizers.md says where they
     /// cannot be. Vocabularies of the kind `rwkv`, for whose algorithm `tokenizer.json` has no word, are an error.
     pub fn export(&self, metadata: &Metadata) -> Result<Vec<ExportedFile>, TokenizerError> {
-        let parts = match &self.algorithm {
-            Algorithm::Spm(_) => sentencepiece::parts(self)?,
-            Algorithm::Bpe(bpe) => byte_pair::parts(self, bpe, metadata)?,
-            Algorithm::Unigram(unigram) => unigram::parts(self, unigram, metadata)?,
-            Algorithm::WordPiece(wordpiece) => wordpiece::parts(self, wordpiece),
+        let stages = match &self.algorithm {
+            Algorithm::Spm(_) => sentencepiece::stages(self)?,
+            Algorithm::Bpe(bpe) => byte_pair::stages(self, bpe, metadata)?,
+            Algorithm::Unigram(unigram) => unigram::stages(self, unigram, metadata)?,
+            Algorithm::WordPiece(wordpiece) => wordpiece::stages(self, wordpiece),
             Algorithm::Rwkv(_) => return Err(not_exportable(self, "it takes the longest token from place to place")),
         };
         let tokenizer = json!({
@@ -59,11 +59,11 @@ impl Tokenizer {
             "truncation": null,
             "padding": null,
             "added_tokens": special_tokens::added_tokens(&self.vocabulary),
-            "normalizer": parts.normalizer,
-            "pre_tokenizer": parts.pre_tokenizer,
+            "normalizer": stages.normalizer,
+            "pre_tokenizer": stages.pre_tokenizer,
             "post_processor": special_tokens::post_processor(self),
-            "decoder": parts.decoder,
-            "model": parts.model,
+            "decoder": stages.decoder,
+            "model": stages.model,
         });
         let mut files = vec![ExportedFile { name: "tokenizer.json", text: tokenizer.to_string() }];
         files.extend(config::files(self, metadata)?);

@@ -33,7 +33,7 @@ pub(crate) struct Merge {
 
 /// A possible merge: ordered by rank, then by position.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct MergeCandidate {
     rank: u32,
     left: u32,
     right: u32,
@@ -45,7 +45,7 @@ struct Candidate {
 #[derive(Default)]
 pub(crate) struct Merger {
     symbols: Vec<Symbol>,
-    queue: BinaryHeap<Reverse<Candidate>>,
+    queue: BinaryHeap<Reverse<MergeCandidate>>,
 }
 
 impl Merger {
@@ -93,12 +93,17 @@ impl Merger {
         }
     }
 
-    fn candidate(&self, left: u32, right: u32, find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>) -> Option<Candidate> {
+    fn candidate(
+        &self,
+        left: u32,
+        right: u32,
+        find: &impl Fn(&Symbol, &Symbol) -> Option<Merge>,
+    ) -> Option<MergeCandidate> {
         #[cfg(test)]
         crate::steps::count();
         let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
         let Merge { rank, id } = find(l, r)?;
-        Some(Candidate { rank, left, right, id, len: l.len + r.len })
+        Some(MergeCandidate { rank, left, right, id, len: l.len + r.len })
     }
 
     /// The symbols that are left, in order.

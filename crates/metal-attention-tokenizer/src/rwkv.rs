@@ -4,7 +4,7 @@
 use crate::TokenId;
 use crate::error::TokenizerError;
 use crate::trie::Trie;
-use crate::vocabulary::{CONTROL, Kind, UNKNOWN, Vocabulary};
+use crate::vocabulary::{CONTROL, TokenKinds, UNKNOWN, Vocabulary};
 
 /// A vocabulary of byte strings.
 pub(crate) struct Rwkv {
@@ -14,7 +14,7 @@ pub(crate) struct Rwkv {
 
 impl Rwkv {
     pub(crate) fn new(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
-        vocabulary.check_lengths(Kind::MAX)?;
+        vocabulary.check_lengths(TokenKinds::MAX)?;
         let in_text = vocabulary.ids().filter(|&id| !vocabulary.is(id, CONTROL | UNKNOWN));
         let tokens: Vec<_> = in_text.map(|id| (Self::piece(vocabulary, id), id)).collect();
         // Of tokens that spell the same bytes the last one counts, and those that spell none are no tokens.

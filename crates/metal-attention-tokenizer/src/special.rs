@@ -2,7 +2,7 @@
 
 use crate::TokenId;
 use crate::trie::{ROOT, Trie};
-use crate::vocabulary::{CONTROL, Kind, STRIP_LEFT, STRIP_RIGHT, UNKNOWN, Vocabulary};
+use crate::vocabulary::{CONTROL, STRIP_LEFT, STRIP_RIGHT, TokenKinds, UNKNOWN, Vocabulary};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
@@ -35,13 +35,13 @@ pub(crate) struct SpecialTokens {
 
 struct SpecialToken {
     id: TokenId,
-    kind: Kind,
+    kind: TokenKinds,
     len: usize,
 }
 
 /// A token at a place in the text; the greatest is cut out first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct TokenMatch {
     len: usize,
     start: Reverse<usize>,
     /// Where the automaton has it.
@@ -50,13 +50,13 @@ struct Candidate {
 
 impl SpecialTokens {
     /// The special tokens of one of the `kinds` and of none of `but_not`.
-    pub(crate) fn new(vocabulary: &Vocabulary, kinds: Kind, but_not: Kind) -> Self {
+    pub(crate) fn new(vocabulary: &Vocabulary, kinds: TokenKinds, but_not: TokenKinds) -> Self {
         let ids = vocabulary.ids().filter(|&id| vocabulary.is(id, kinds) && !vocabulary.is(id, but_not));
         Self::from_tokens(ids.map(|id| (vocabulary.bytes(id), id, vocabulary.kind(id))))
     }
 
     /// Of tokens with the same spelling the last one counts.
-    fn from_tokens<'v>(tokens: impl Iterator<Item = (&'v [u8], TokenId, Kind)>) -> Self {
+    fn from_tokens<'v>(tokens: impl Iterator<Item = (&'v [u8], TokenId, TokenKinds)>) -> Self {
         let tokens: Vec<_> = tokens.filter(|(text, ..)| !text.is_empty()).collect();
         let backwards: Vec<Vec<u8>> = tokens.iter().map(|(text, ..)| text.iter().rev().copied().collect()).collect();
         let trie = Trie::new(backwards.iter().enumerate().rev().map(|(i, text)| (&text[..], i as u32)).collect());
@@ -106,7 +106,7 @@ impl SpecialTokens {
 
     /// The longest token, of the one at `node` and the shorter ones that start with it at `start`, that ends at `limit`
     /// at the latest, and covers none of `literals` if it is a control token.
-    fn longest(&self, mut node: u32, start: usize, limit: usize, literals: &[usize]) -> Option<Candidate> {
+    fn longest(&self, mut node: u32, start: usize, limit: usize, literals: &[usize]) -> Option<TokenMatch> {
         let next_literal = literals.get(literals.partition_point(|&at| at < start)).copied().unwrap_or(usize::MAX);
         while node != ROOT {
             #[cfg(test)]
@@ -114,7 +114,7 @@ impl SpecialTokens {
             let &SpecialToken { kind, len, .. } = self.token(node);
             let end = start + len;
             if end <= limit && (end <= next_literal || kind & (CONTROL | UNKNOWN) == 0) {
-                return Some(Candidate { len, start: Reverse(start), node });
+                return Some(TokenMatch { len, start: Reverse(start), node });
             }
             node = self.longest[self.fallback[node as usize] as usize];
         }
@@ -124,12 +124,12 @@ impl SpecialTokens {
     /// The parts of `text` in order. No control token covers a byte whose offset is one of `literals`, which ascend.
     pub(crate) fn cut<'t>(&self, text: &'t str, literals: &[usize]) -> Vec<Fragment<'t>> {
         let bytes = text.as_bytes();
-        let mut candidates: BinaryHeap<Candidate> =
+        let mut candidates: BinaryHeap<TokenMatch> =
             self.found(bytes).filter_map(|(start, node)| self.longest(node, start, bytes.len(), literals)).collect();
 
         // The tokens cut out so far, by where they start, with the white space they swallow.
         let mut taken: BTreeMap<usize, (usize, TokenId)> = BTreeMap::new();
-        while let Some(Candidate { len, start: Reverse(start), node }) = candidates.pop() {
+        while let Some(TokenMatch { len, start: Reverse(start), node }) = candidates.pop() {
             let gap = gap_around(&taken, start, bytes.len());
             if start < gap.start {
                 continue;
@@ -182,7 +182,7 @@ impl ControlTokens {
         Self::from_tokens(ids.map(|id| (vocabulary.bytes(id), id, vocabulary.kind(id))).collect())
     }
 
-    fn from_tokens(tokens: Vec<(&[u8], TokenId, Kind)>) -> Self {
+    fn from_tokens(tokens: Vec<(&[u8], TokenId, TokenKinds)>) -> Self {
         Self {
             longest: tokens.iter().map(|(text, ..)| text.len()).max().unwrap_or(0),
             trie: Trie::new(tokens.iter().map(|&(text, id, _)| (text, id)).collect()),
@@ -218,11 +218,11 @@ mod tests {
     use super::*;
     use crate::vocabulary::USER_DEFINED;
 
-    fn tokens<'t>(tokens: &[(&'t str, Kind)]) -> Vec<(&'t [u8], TokenId, Kind)> {
+    fn tokens<'t>(tokens: &[(&'t str, TokenKinds)]) -> Vec<(&'t [u8], TokenId, TokenKinds)> {
         tokens.iter().zip(0..).map(|(&(text, kind), id)| (text.as_bytes(), id, kind)).collect()
     }
 
-    fn special(texts: &[(&str, Kind)]) -> SpecialTokens {
+    fn special(texts: &[(&str, TokenKinds)]) -> SpecialTokens {
         let tokens = tokens(texts);
         SpecialTokens::from_tokens(tokens.into_iter().map(|(text, id, kind)| (text, id, kind | CONTROL)))
     }

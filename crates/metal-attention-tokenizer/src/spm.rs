@@ -5,7 +5,7 @@ use crate::bpe::{joins_blank, words_before_blanks};
 use crate::cache::WordCache;
 use crate::error::TokenizerError;
 use crate::merge::{Merge, Merger, NO_SYMBOL};
-use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, Kind, UNKNOWN, Vocabulary};
+use crate::vocabulary::{BYTE, CONTROL, ESCAPED_BLANK, TokenKinds, UNKNOWN, Vocabulary};
 
 /// A SentencePiece vocabulary.
 pub(crate) struct Spm {
@@ -18,7 +18,7 @@ pub(crate) struct Spm {
 
 impl Spm {
     pub(crate) fn new(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
-        vocabulary.check_lengths(Kind::MAX)?;
+        vocabulary.check_lengths(TokenKinds::MAX)?;
         let byte_token = |byte: usize| {
             let byte = byte as u8;
             let found = vocabulary.find_byte(byte).or_else(|| vocabulary.find(&[byte]));

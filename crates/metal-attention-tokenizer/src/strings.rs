@@ -10,7 +10,7 @@ const EMPTY: u32 = u32::MAX;
 
 /// A slot of the hash table: part of the hash, to skip most comparisons, and the string's number.
 #[derive(Clone, Copy)]
-struct Slot {
+struct HashSlot {
     tag: u32,
     id: u32,
 }
@@ -22,7 +22,7 @@ struct Slot {
 pub(crate) struct StringTable {
     bytes: Vec<u8>,
     ends: Vec<u32>,
-    slots: Vec<Slot>,
+    slots: Vec<HashSlot>,
     /// Of another table the hashes are others, so that no file can choose strings that meet in one slot.
     hashes: RandomState,
 }
@@ -33,7 +33,7 @@ impl StringTable {
         Self {
             bytes: Vec::with_capacity(bytes),
             ends: Vec::with_capacity(strings),
-            slots: vec![Slot { tag: 0, id: EMPTY }; slots],
+            slots: vec![HashSlot { tag: 0, id: EMPTY }; slots],
             hashes: RandomState::default(),
         }
     }
@@ -59,7 +59,7 @@ impl StringTable {
             self.grow();
         }
         let (slot, tag) = self.find(text);
-        self.slots[slot] = Slot { tag, id };
+        self.slots[slot] = HashSlot { tag, id };
         id
     }
 
@@ -76,8 +76,8 @@ impl StringTable {
         let mask = self.slots.len() - 1;
         let mut slot = hash as usize & mask;
         loop {
-            let Slot { tag: there, id } = self.slots[slot];
-            if id == EMPTY || (there == tag && self.bytes(id) == text) {
+            let HashSlot { tag: slot_tag, id } = self.slots[slot];
+            if id == EMPTY || (slot_tag == tag && self.bytes(id) == text) {
                 return (slot, tag);
             }
             slot = (slot + 1) & mask;
@@ -85,11 +85,11 @@ impl StringTable {
     }
 
     fn grow(&mut self) {
-        self.slots = vec![Slot { tag: 0, id: EMPTY }; self.slots.len() * 2];
+        self.slots = vec![HashSlot { tag: 0, id: EMPTY }; self.slots.len() * 2];
         // All but the newest, which the caller places.
         for id in 0..self.ends.len() as u32 - 1 {
             let (slot, tag) = self.find(self.bytes(id));
-            self.slots[slot] = Slot { tag, id };
+            self.slots[slot] = HashSlot { tag, id };
         }
     }
 }

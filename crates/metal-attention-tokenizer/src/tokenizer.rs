@@ -9,7 +9,7 @@ use crate::rwkv::Rwkv;
 use crate::special::{ControlTokens, Fragment, SpecialTokens};
 use crate::spm::Spm;
 use crate::unigram::Unigram;
-use crate::vocabulary::{CONTROL, FillInTheMiddle, Roles, UNKNOWN, USER_DEFINED, Vocabulary};
+use crate::vocabulary::{CONTROL, FillInTheMiddle, TokenRoles, UNKNOWN, USER_DEFINED, Vocabulary};
 use crate::wordpiece::WordPiece;
 use metal_attention_gguf::Metadata;
 use std::borrow::Cow;
@@ -79,7 +79,7 @@ impl Tokenizer {
         let mut pre_name = "default".to_owned();
         let (vocabulary, algorithm) = match model {
             "llama" => {
-                let roles = Roles { bos: Some(1), eos: Some(2), unknown: Some(0), separator: None };
+                let roles = TokenRoles { bos: Some(1), eos: Some(2), unknown: Some(0), separator: None };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 add_space_prefix = true;
                 add_bos = true;
@@ -91,27 +91,27 @@ impl Tokenizer {
                 let pre = pre::find(&pre_name).ok_or_else(|| TokenizerError::UnknownPre { pre: pre_name.clone() })?;
                 let default = Some(11).filter(|_| model != "gemma4");
                 let bos = default.filter(|_| !pre.no_default_bos);
-                let roles = Roles { bos, eos: default, unknown: None, separator: None };
+                let roles = TokenRoles { bos, eos: default, unknown: None, separator: None };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 add_bos = pre.bos == Bos::ByDefault;
                 let bpe = Bpe::new(metadata, &vocabulary, pre)?;
                 (vocabulary, Algorithm::Bpe(bpe))
             }
             "t5" => {
-                let roles = Roles { bos: None, eos: Some(1), unknown: Some(2), separator: None };
+                let roles = TokenRoles { bos: None, eos: Some(1), unknown: Some(2), separator: None };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 add_eos = true;
                 let unigram = Unigram::new(metadata, &vocabulary)?;
                 (vocabulary, Algorithm::Unigram(unigram))
             }
             "bert" => {
-                let roles = Roles { bos: Some(101), eos: None, unknown: Some(100), separator: Some(102) };
+                let roles = TokenRoles { bos: Some(101), eos: None, unknown: Some(100), separator: Some(102) };
                 let vocabulary = Vocabulary::read(metadata, roles)?;
                 let wordpiece = WordPiece::new(metadata, &vocabulary)?;
                 (vocabulary, Algorithm::WordPiece(wordpiece))
             }
             "rwkv" => {
-                let vocabulary = Vocabulary::read(metadata, Roles::default())?;
+                let vocabulary = Vocabulary::read(metadata, TokenRoles::default())?;
                 let rwkv = Rwkv::new(&vocabulary)?;
                 (vocabulary, Algorithm::Rwkv(rwkv))
             }

@@ -7,7 +7,7 @@ use crate::cache::WordCache;
 use crate::charsmap::CharsMap;
 use crate::error::TokenizerError;
 use crate::trie::Trie;
-use crate::vocabulary::{ESCAPED_BLANK, Kind, NORMAL, UNUSED, USER_DEFINED, Vocabulary};
+use crate::vocabulary::{ESCAPED_BLANK, NORMAL, TokenKinds, UNUSED, USER_DEFINED, Vocabulary};
 use metal_attention_gguf::Metadata;
 
 /// How much worse than the worst token an unknown character is.
@@ -27,7 +27,7 @@ pub(crate) struct Unigram {
 
 /// The best way to write the text up to some position.
 #[derive(Clone, Copy)]
-struct Best {
+struct BestPath {
     score: f64,
     /// Where its last token starts.
     start: u32,
@@ -40,7 +40,7 @@ impl Unigram {
         let flag = |key| metadata.bool(key).map(|flag| flag.unwrap_or(false));
         let normal = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL));
         let lowest = normal.map(|id| vocabulary.score(id)).fold(f32::MAX, f32::min);
-        vocabulary.check_lengths(Kind::MAX)?;
+        vocabulary.check_lengths(TokenKinds::MAX)?;
         let in_text = vocabulary.ids().filter(|&id| vocabulary.is(id, NORMAL | USER_DEFINED | UNUSED));
         let tokens: Vec<_> = in_text.map(|id| (vocabulary.bytes(id), id)).collect();
         // Where the blank is a token, no run of unknown characters goes across it.
@@ -71,14 +71,14 @@ impl Unigram {
     }
 
     fn encode_word(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<TokenId>) {
-        let none = Best { score: f64::NEG_INFINITY, start: 0, token: None };
+        let none = BestPath { score: f64::NEG_INFINITY, start: 0, token: None };
         let mut best = vec![none; text.len() + 1];
         best[0].score = 0.0;
         for (start, c) in text.char_indices() {
             let score = best[start].score;
             let mut improve = |end: usize, token, score| {
                 if score > best[end].score {
-                    best[end] = Best { score, start: start as u32, token };
+                    best[end] = BestPath { score, start: start as u32, token };
                 }
             };
             let mut whole_char = false;
@@ -98,7 +98,7 @@ impl Unigram {
         let mut end = text.len();
         let mut after_unknown = false;
         while end > 0 {
-            let Best { start, token, .. } = best[end];
+            let BestPath { start, token, .. } = best[end];
             let unknown = token.is_none() || token == vocabulary.roles.unknown;
             if !(unknown && after_unknown) {
                 out.extend(token.or(vocabulary.roles.unknown));

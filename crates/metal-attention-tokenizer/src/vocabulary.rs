@@ -9,18 +9,18 @@ use std::ops::Range;
 
 /// What a token is: a set of bits, because a well-known spelling makes a token a control token
 /// whatever the file calls it besides.
-pub(crate) type Kind = u8;
-pub(crate) const NORMAL: Kind = 1 << 0;
-pub(crate) const UNKNOWN: Kind = 1 << 1;
-pub(crate) const CONTROL: Kind = 1 << 2;
-pub(crate) const USER_DEFINED: Kind = 1 << 3;
-pub(crate) const BYTE: Kind = 1 << 4;
+pub(crate) type TokenKinds = u8;
+pub(crate) const NORMAL: TokenKinds = 1 << 0;
+pub(crate) const UNKNOWN: TokenKinds = 1 << 1;
+pub(crate) const CONTROL: TokenKinds = 1 << 2;
+pub(crate) const USER_DEFINED: TokenKinds = 1 << 3;
+pub(crate) const BYTE: TokenKinds = 1 << 4;
 /// Unused or of no known kind: never written.
-pub(crate) const UNUSED: Kind = 1 << 5;
+pub(crate) const UNUSED: TokenKinds = 1 << 5;
 /// White space to the left belongs to the token.
-pub(crate) const STRIP_LEFT: Kind = 1 << 6;
+pub(crate) const STRIP_LEFT: TokenKinds = 1 << 6;
 /// White space to the right belongs to the token.
-pub(crate) const STRIP_RIGHT: Kind = 1 << 7;
+pub(crate) const STRIP_RIGHT: TokenKinds = 1 << 7;
 
 /// "▁", which stands for the blank in many vocabularies.
 pub(crate) const ESCAPED_BLANK: &str = "\u{2581}";
@@ -119,7 +119,7 @@ const ALWAYS_SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|co
 
 /// The roles that tokens have where the metadata does not say; they depend on the tokenizer model.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Roles {
+pub(crate) struct TokenRoles {
     pub bos: Option<TokenId>,
     pub eos: Option<TokenId>,
     pub unknown: Option<TokenId>,
@@ -143,10 +143,10 @@ pub struct FillInTheMiddle {
 
 /// The tokens of a file.
 pub(crate) struct Vocabulary {
-    texts: StringTable,
-    kinds: Vec<Kind>,
+    spellings: StringTable,
+    kinds: Vec<TokenKinds>,
     scores: Vec<f32>,
-    pub roles: Roles,
+    pub roles: TokenRoles,
     /// In ascending order.
     pub end_of_generation: Vec<TokenId>,
     /// The tokens of the roles of [`FILL_IN_THE_MIDDLE`], in that order.
@@ -154,7 +154,7 @@ pub(crate) struct Vocabulary {
 }
 
 impl Vocabulary {
-    pub(crate) fn read(metadata: &Metadata, defaults: Roles) -> Result<Self, TokenizerError> {
+    pub(crate) fn read(metadata: &Metadata, defaults: TokenRoles) -> Result<Self, TokenizerError> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
         let tokens = metadata.strings(TOKENS)?.ok_or(TokenizerError::MissingKey { key: TOKENS })?;
         let count = tokens.len();
@@ -163,12 +163,12 @@ impl Vocabulary {
         }
         let bytes = tokens.iter().map(str::len).sum();
         check_size("tokens", bytes, MAX_BYTES)?;
-        let mut texts = StringTable::with_capacity(count, bytes);
+        let mut spellings = StringTable::with_capacity(count, bytes);
         for (i, text) in tokens.iter().enumerate() {
             if text.is_empty() {
-                texts.push(format!("[EMPTY_{i}]").as_bytes());
+                spellings.push(format!("[EMPTY_{i}]").as_bytes());
             } else {
-                texts.push(text.as_bytes());
+                spellings.push(text.as_bytes());
             }
         }
         let mut vocabulary = Self {
@@ -177,7 +177,7 @@ impl Vocabulary {
             roles: defaults,
             end_of_generation: Vec::new(),
             fill_in_the_middle: [None; 6],
-            texts,
+            spellings,
         };
         vocabulary.read_roles(metadata)?;
         vocabulary.find_end_of_generation(metadata)?;
@@ -192,7 +192,7 @@ impl Vocabulary {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.texts.len()
+        self.spellings.len()
     }
 
     pub(crate) fn ids(&self) -> Range<TokenId> {
@@ -201,19 +201,19 @@ impl Vocabulary {
 
     /// The spelling of a token, empty for an id out of range.
     pub(crate) fn text(&self, id: TokenId) -> &str {
-        std::str::from_utf8(self.texts.bytes(id)).unwrap_or_default()
+        std::str::from_utf8(self.spellings.bytes(id)).unwrap_or_default()
     }
 
     /// [`text`](Self::text) as bytes.
     pub(crate) fn bytes(&self, id: TokenId) -> &[u8] {
-        self.texts.bytes(id)
+        self.spellings.bytes(id)
     }
 
-    pub(crate) fn kind(&self, id: TokenId) -> Kind {
+    pub(crate) fn kind(&self, id: TokenId) -> TokenKinds {
         self.kinds.get(id as usize).copied().unwrap_or(UNUSED)
     }
 
-    pub(crate) fn is(&self, id: TokenId, kinds: Kind) -> bool {
+    pub(crate) fn is(&self, id: TokenId, kinds: TokenKinds) -> bool {
         self.kind(id) & kinds != 0
     }
 
@@ -223,7 +223,7 @@ impl Vocabulary {
 
     /// The token that is spelled like that.
     pub(crate) fn find(&self, text: &[u8]) -> Option<TokenId> {
-        self.texts.get(text)
+        self.spellings.get(text)
     }
 
     /// The token that user text may become: control, unknown and byte tokens never are.
@@ -238,11 +238,11 @@ impl Vocabulary {
 
     /// The length in bytes of the longest token.
     pub(crate) fn longest(&self) -> usize {
-        self.ids().map(|id| self.texts.bytes(id).len()).max().unwrap_or(0)
+        self.ids().map(|id| self.spellings.bytes(id).len()).max().unwrap_or(0)
     }
 
     /// Refuses tokens of these kinds that are too long to be looked for at every place of a text, and too many of them.
-    pub(crate) fn check_lengths(&self, kinds: Kind) -> Result<(), TokenizerError> {
+    pub(crate) fn check_lengths(&self, kinds: TokenKinds) -> Result<(), TokenizerError> {
         let mut total = 0;
         for id in self.ids().filter(|&id| self.is(id, kinds)) {
             let bytes = self.bytes(id).len();
@@ -275,7 +275,7 @@ impl Vocabulary {
             let default = default.filter(|&id| (id as usize) < self.len());
             Ok::<_, TokenizerError>(self.read_role(metadata, key)?.or(default))
         };
-        self.roles = Roles {
+        self.roles = TokenRoles {
             bos: read(self.roles.bos, "tokenizer.ggml.bos_token_id")?,
             eos: read(self.roles.eos, "tokenizer.ggml.eos_token_id")?,
             unknown: read(self.roles.unknown, "tokenizer.ggml.unknown_token_id")?,
@@ -407,7 +407,7 @@ pub(crate) fn check_size(what: &'static str, bytes: usize, limit: usize) -> Resu
     Ok(())
 }
 
-fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>, TokenizerError> {
+fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<TokenKinds>, TokenizerError> {
     const KEY: &str = "tokenizer.ggml.token_type";
     let Some(types) = metadata.i32s(KEY)? else { return Ok(vec![NORMAL; count]) };
     check_len(KEY, types.len(), count)?;

@@ -5,7 +5,7 @@ use crate::bpe::simple_lower;
 use crate::classes::{CLASSES, CONTROL, MARK, PUNCTUATION, SPACE, SYMBOL};
 use crate::error::TokenizerError;
 use crate::trie::Trie;
-use crate::vocabulary::{ESCAPED_BLANK, Kind, Vocabulary};
+use crate::vocabulary::{ESCAPED_BLANK, TokenKinds, Vocabulary};
 use metal_attention_gguf::Metadata;
 use unicode_normalization::char::decompose_canonical;
 
@@ -22,7 +22,7 @@ impl WordPiece {
     pub(crate) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
         let lowercase = metadata.bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
         let strip = metadata.bool("tokenizer.ggml.normalizer.strip_accents")?;
-        vocabulary.check_lengths(Kind::MAX)?;
+        vocabulary.check_lengths(TokenKinds::MAX)?;
         let tokens = vocabulary.ids().map(|id| (vocabulary.bytes(id), id));
         let in_text = tokens.filter(|&(text, id)| vocabulary.find_in_text(text) == Some(id));
         let tokens = Trie::new(in_text.collect());

@@ -1,12 +1,13 @@
 //! Byte-pair encoding with ranked merges: the file's merges are those of `tokenizer.json`.
 
 use super::{
-    Parts, byte_pair_model, escape_blanks, has_bytes, not_exportable, sequence, unescape_blanks, vocabulary_map,
+    TokenizerStages, byte_pair_model, escape_blanks, has_bytes, not_exportable, sequence, unescape_blanks,
+    vocabulary_map,
 };
 use crate::TokenId;
 use crate::bpe::{Bpe, MERGES, merge_parts};
 use crate::error::TokenizerError;
-use crate::pre::{Spelling, Whole};
+use crate::pre::{Spelling, WholePieces};
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::{BYTE, CONTROL, UNKNOWN, Vocabulary};
 use foldhash::fast::RandomState;
@@ -14,7 +15,7 @@ use metal_attention_gguf::Metadata;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Result<Parts, TokenizerError> {
+pub(super) fn stages(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Result<TokenizerStages, TokenizerError> {
     let vocabulary = &tokenizer.vocabulary;
     let (merges, used) = merges(tokenizer, metadata)?;
     let unknown = vocabulary.roles.unknown.map(|id| vocabulary.text(id));
@@ -40,7 +41,7 @@ pub(super) fn parts(tokenizer: &Tokenizer, bpe: &Bpe, metadata: &Metadata) -> Re
             (if bpe.lowercase { lowercase() } else { Value::Null }, unescape_blanks(tokenizer))
         }
     };
-    Ok(Parts {
+    Ok(TokenizerStages {
         normalizer,
         pre_tokenizer: sequence("pretokenizers", passes),
         model: byte_pair_model(vocabulary_map(vocabulary, |id| used.contains(&id)), &merges, options),
@@ -79,11 +80,11 @@ fn merges<'m>(
 /// Whether pieces that are a token as a whole are taken before any merge.
 fn ignores_merges(tokenizer: &Tokenizer, bpe: &Bpe) -> Result<bool, TokenizerError> {
     match bpe.pre.whole {
-        Whole::None => Ok(false),
-        Whole::All => Ok(true),
+        WholePieces::None => Ok(false),
+        WholePieces::All => Ok(true),
         // `tokenizer.json` has this for all pieces or for none. It may have it for none where merges make these pieces too,
         // and for all where other pieces that are a token are made by merges anyway.
-        Whole::LineBreaks => {
+        WholePieces::LineBreaks => {
             let vocabulary = &tokenizer.vocabulary;
             let breaks = |id: &TokenId| vocabulary.bytes(*id).iter().all(|&byte| byte == b'\n');
             let made = |id: TokenId| bpe.merges_make(vocabulary, vocabulary.text(id));

@@ -32,7 +32,7 @@ fn file(name: &'static str, fields: Vec<(&str, Value)>) -> ExportedFile {
 }
 
 fn tokenizer_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
-    let roles = Roles::read(tokenizer, metadata)?;
+    let tokens = ConfigTokens::read(tokenizer, metadata)?;
     let text = |id: Option<TokenId>| id.and_then(|id| tokenizer.token_text(id));
     let bert = tokenizer.model() == "bert";
     Ok(vec![
@@ -40,13 +40,13 @@ fn tokenizer_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Ve
         ("added_tokens_decoder", special_tokens::added_tokens_decoder(&tokenizer.vocabulary).into()),
         ("add_bos_token", tokenizer.adds_bos().into()),
         ("add_eos_token", tokenizer.last().is_some().into()),
-        ("bos_token", text(roles.bos.filter(|_| !bert)).into()),
-        ("cls_token", text(roles.bos.filter(|_| bert)).into()),
-        ("eos_token", text(roles.eos).into()),
+        ("bos_token", text(tokens.bos.filter(|_| !bert)).into()),
+        ("cls_token", text(tokens.bos.filter(|_| bert)).into()),
+        ("eos_token", text(tokens.eos).into()),
         ("unk_token", text(tokenizer.unknown()).into()),
         ("sep_token", text(tokenizer.separator()).into()),
-        ("pad_token", text(roles.padding).into()),
-        ("mask_token", text(roles.mask).into()),
+        ("pad_token", text(tokens.padding).into()),
+        ("mask_token", text(tokens.mask).into()),
         ("clean_up_tokenization_spaces", false.into()),
         ("model_max_length", size(metadata, "context_length")?),
         ("chat_template", chat_templates(metadata)?),
@@ -73,7 +73,7 @@ fn chat_templates(metadata: &Metadata) -> Result<Value, TokenizerError> {
 /// The sizes of the model. `model_type` is the architecture's name in GGUF; it has the same name elsewhere as a rule, and
 /// no weights are read by it.
 fn config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
-    let roles = Roles::read(tokenizer, metadata)?;
+    let tokens = ConfigTokens::read(tokenizer, metadata)?;
     let architecture = metadata.str("general.architecture")?;
     let capital = |word: &str| {
         let (first, rest) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
@@ -90,20 +90,20 @@ fn config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str
         ("num_hidden_layers", size(metadata, "block_count")?),
         ("num_attention_heads", size(metadata, "attention.head_count")?),
         ("num_key_value_heads", size(metadata, "attention.head_count_kv")?),
-        ("bos_token_id", roles.bos.into()),
-        ("eos_token_id", roles.eos.into()),
-        ("pad_token_id", roles.padding.into()),
+        ("bos_token_id", tokens.bos.into()),
+        ("eos_token_id", tokens.eos.into()),
+        ("pad_token_id", tokens.padding.into()),
     ])
 }
 
 fn generation_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
-    let roles = Roles::read(tokenizer, metadata)?;
+    let tokens = ConfigTokens::read(tokenizer, metadata)?;
     let ends = tokenizer.end_of_generation().iter().copied();
-    let ends: Vec<TokenId> = ends.filter(|&id| roles.eos == Some(id) || tokenizer.eos() != Some(id)).collect();
+    let ends: Vec<TokenId> = ends.filter(|&id| tokens.eos == Some(id) || tokenizer.eos() != Some(id)).collect();
     Ok(vec![
-        ("bos_token_id", roles.bos.into()),
+        ("bos_token_id", tokens.bos.into()),
         ("eos_token_id", if ends.is_empty() { Value::Null } else { ends.into() }),
-        ("pad_token_id", roles.padding.into()),
+        ("pad_token_id", tokens.padding.into()),
     ])
 }
 
@@ -114,14 +114,14 @@ fn size(metadata: &Metadata, name: &str) -> Result<Value, TokenizerError> {
 }
 
 /// Tokens with a role that others are told of.
-struct Roles {
+struct ConfigTokens {
     bos: Option<TokenId>,
     eos: Option<TokenId>,
     padding: Option<TokenId>,
     mask: Option<TokenId>,
 }
 
-impl Roles {
+impl ConfigTokens {
     fn read(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Self, TokenizerError> {
         let vocabulary = &tokenizer.vocabulary;
         let role = |key| vocabulary.read_role(metadata, key);

@@ -1,7 +1,7 @@
 //! SentencePiece's byte-pair encoding. The file has scores, and `tokenizer.json` ranked merges: every way to make a token
 //! of two others is a merge, and those of the token with the best score come first.
 
-use super::{Parts, byte_pair_model, escape_blanks, has_bytes, sequence, unescape_blanks, vocabulary_map};
+use super::{TokenizerStages, byte_pair_model, escape_blanks, has_bytes, sequence, unescape_blanks, vocabulary_map};
 use crate::TokenId;
 use crate::error::TokenizerError;
 use crate::spm::descending;
@@ -15,7 +15,7 @@ use std::collections::HashSet;
 /// Bytes of all merges. Those of real vocabularies take some MiB.
 const MAX_MERGES: usize = 256 << 20;
 
-pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
+pub(super) fn stages(tokenizer: &Tokenizer) -> Result<TokenizerStages, TokenizerError> {
     let vocabulary = &tokenizer.vocabulary;
     let merges = merges(vocabulary)?;
     let used: HashSet<TokenId, RandomState> =
@@ -30,7 +30,7 @@ pub(super) fn parts(tokenizer: &Tokenizer) -> Result<Parts, TokenizerError> {
         normalizers.push(json!({"type": "Prepend", "prepend": ESCAPED_BLANK}));
     }
     normalizers.push(escape_blanks());
-    Ok(Parts {
+    Ok(TokenizerStages {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: Value::Null,
         model: byte_pair_model(vocabulary_map(vocabulary, |id| used.contains(&id)), &pairs, options),

@@ -1,6 +1,6 @@
 //! SentencePiece's unigram model: the scores are those of the file; blanks are added and removed before.
 
-use super::{Parts, sequence, unescape_blanks};
+use super::{TokenizerStages, sequence, unescape_blanks};
 use crate::charsmap::CharsMap;
 use crate::error::TokenizerError;
 use crate::tokenizer::Tokenizer;
@@ -11,7 +11,11 @@ use base64::engine::general_purpose::STANDARD;
 use metal_attention_gguf::Metadata;
 use serde_json::{Value, json};
 
-pub(super) fn parts(tokenizer: &Tokenizer, unigram: &Unigram, metadata: &Metadata) -> Result<Parts, TokenizerError> {
+pub(super) fn stages(
+    tokenizer: &Tokenizer,
+    unigram: &Unigram,
+    metadata: &Metadata,
+) -> Result<TokenizerStages, TokenizerError> {
     let vocabulary = &tokenizer.vocabulary;
     let mut normalizers = Vec::new();
     if let Some(map) = CharsMap::bytes(metadata)? {
@@ -34,7 +38,7 @@ pub(super) fn parts(tokenizer: &Tokenizer, unigram: &Unigram, metadata: &Metadat
     // Words are read one by one where no token goes across a blank; that is faster.
     let by_words = unigram.remove_extra_whitespaces && begins_words_only(vocabulary);
     let split = json!({"type": "Metaspace", "replacement": ESCAPED_BLANK, "prepend_scheme": "never", "split": true});
-    Ok(Parts {
+    Ok(TokenizerStages {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: if by_words { split } else { Value::Null },
         model: json!({

@@ -1,7 +1,7 @@
 //! WordPiece: in `tokenizer.json` a token that continues a word begins with "##", and one that starts a word stands as it
 //! is; in GGUF files the one stands as it is, and the other begins with "▁".
 
-use super::{Parts, sequence};
+use super::{TokenizerStages, sequence};
 use crate::TokenId;
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::{ESCAPED_BLANK, Vocabulary};
@@ -12,7 +12,7 @@ const CONTINUES: &str = "##";
 /// Longer words are the unknown token, in the models themselves: greedy search takes time quadratic in a word's length.
 const MAX_WORD_CHARS: usize = 100;
 
-pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
+pub(super) fn stages(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> TokenizerStages {
     let vocabulary = &tokenizer.vocabulary;
     let found = |&id: &TokenId| vocabulary.find(vocabulary.bytes(id)) == Some(id);
     let ids = vocabulary.ids().filter(found);
@@ -25,7 +25,7 @@ pub(super) fn parts(tokenizer: &Tokenizer, wordpiece: &WordPiece) -> Parts {
         "strip_accents": wordpiece.strip_accents,
         "lowercase": wordpiece.lowercase,
     }));
-    Parts {
+    TokenizerStages {
         normalizer: sequence("normalizers", normalizers),
         pre_tokenizer: json!({"type": "BertPreTokenizer"}),
         model: json!({
