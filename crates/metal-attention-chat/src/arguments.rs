@@ -8,7 +8,7 @@ pub(crate) fn invalid(what: impl Into<String>) -> Error {
 }
 
 /// The arguments that the parameters `names` of `function` get; `None` where there is none.
-pub(crate) fn given<const N: usize>(
+pub(crate) fn bind_arguments<const N: usize>(
     function: &str,
     args: &[Value],
     names: [&str; N],

@@ -11,31 +11,31 @@ use crate::measured::Size;
 
 /// A method of a value. It counts for as much as a list that holds the value.
 #[derive(Debug)]
-pub(crate) struct Method {
-    of: Value,
+pub(crate) struct BoundMethod {
+    receiver: Value,
     name: String,
     size: Size,
 }
 
 /// The method `name` of a text, or of a measured list or dictionary.
-pub(crate) fn bound_method(of: &Value, name: &str) -> Result<Value, Error> {
-    let size = Size::around([of].into_iter())?;
-    Ok(Value::from_object(Method { of: of.clone(), name: name.to_owned(), size }))
+pub(crate) fn bound_method(receiver: &Value, name: &str) -> Result<Value, Error> {
+    let size = Size::around([receiver].into_iter())?;
+    Ok(Value::from_object(BoundMethod { receiver: receiver.clone(), name: name.to_owned(), size }))
 }
 
-impl Method {
+impl BoundMethod {
     pub fn size(&self) -> Size {
         self.size
     }
 }
 
-impl Object for Method {
+impl Object for BoundMethod {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
 
     fn call(self: &Arc<Self>, _: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
-        priced_method(&self.of, &self.name, args)
+        priced_method(&self.receiver, &self.name, args)
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {

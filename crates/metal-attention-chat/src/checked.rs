@@ -16,9 +16,10 @@ use minijinja::machinery::ast::{
 
 use crate::TemplateLimit;
 use crate::operators::{
-    ADD, ATTRIBUTE, CHARGED, CONCAT, EQ, GE, GT, ITERATED, LE, LT, MADE, MAX_ATTRIBUTES, MUL, NE, REM, SLICE, SPREAD,
+    ADD, ATTRIBUTE, CHARGED, CONCAT, EQ, GE, GT, ITERATED, LE, LT, MAX_ATTRIBUTES, MEASURED, MUL, NE, REM, SLICE,
+    SPREAD,
 };
-use crate::program::Refusal;
+use crate::program::CompileError;
 use crate::python_methods::is_name_of_method;
 
 /// Blocks and operators in each other. In published templates: 19.
@@ -39,7 +40,7 @@ pub(crate) struct Checker<'s> {
     breaks: bool,
 }
 
-type Checked<T> = Result<T, Refusal>;
+type Checked<T> = Result<T, CompileError>;
 
 impl<'s> Checker<'s> {
     pub fn new() -> Self {
@@ -91,7 +92,7 @@ impl<'s> Checker<'s> {
             Stmt::Set(s) => {
                 let (target, expr) = (self.target(&s.target)?, self.expr(&s.expr)?);
                 // A namespace holds no lazy sequence, and no namespace.
-                let expr = if sets_attribute(&target) { call(MADE, expr, [], span) } else { expr };
+                let expr = if sets_attribute(&target) { call(MEASURED, expr, [], span) } else { expr };
                 Stmt::Set(Spanned::new(Set { target, expr }, span))
             }
             Stmt::SetBlock(s) => {
@@ -133,7 +134,7 @@ impl<'s> Checker<'s> {
                 Stmt::CallBlock(Spanned::new(CallBlock { call, macro_decl }, span))
             }
             Stmt::Continue(_) | Stmt::Break(_) if !self.breaks => {
-                return Err(Refusal::new("a loop cannot be left from within a block that is not done", span));
+                return Err(CompileError::new("a loop cannot be left from within a block that is not done", span));
             }
             Stmt::Continue(_) => Stmt::Continue(Spanned::new(minijinja::machinery::ast::Continue, span)),
             Stmt::Break(_) => Stmt::Break(Spanned::new(minijinja::machinery::ast::Break, span)),
@@ -143,10 +144,10 @@ impl<'s> Checker<'s> {
 
     /// `namespace.list.append(item)` as `namespace.list = namespace.list + [item]`: values do not change here.
     fn append(&mut self, expr: &Expr<'s>, span: Span) -> Checked<Set<'s>> {
-        let Some((list, item)) = appended(expr) else { return Err(Refusal::new("append() takes an item", span)) };
+        let Some((list, item)) = appended(expr) else { return Err(CompileError::new("append() takes an item", span)) };
         let (target, old, item) = (self.target(list)?, self.expr(list)?, self.expr(item)?);
-        let items = call(MADE, Expr::List(Spanned::new(List { items: vec![item] }, span)), [], span);
-        Ok(Set { target, expr: call(MADE, call(ADD, old, [items], span), [], span) })
+        let items = call(MEASURED, Expr::List(Spanned::new(List { items: vec![item] }, span)), [], span);
+        Ok(Set { target, expr: call(MEASURED, call(ADD, old, [items], span), [], span) })
     }
 
     fn stmts(&mut self, stmts: &[Stmt<'s>]) -> Checked<Vec<Stmt<'s>>> {
@@ -210,7 +211,7 @@ impl<'s> Checker<'s> {
             | Expr::GetItem(_)
             | Expr::Call(_)
             | Expr::Tuple(_)
-            | Expr::Map(_) => Err(Refusal::new("only names and attributes can be assigned to", span)),
+            | Expr::Map(_) => Err(CompileError::new("only names and attributes can be assigned to", span)),
         })
     }
 
@@ -285,16 +286,16 @@ impl<'s> Checker<'s> {
             Expr::Call(c) => Expr::Call(Spanned::new(self.call(c)?, span)),
             Expr::List(l) => {
                 let items = self.exprs(&l.items)?;
-                call(MADE, Expr::List(Spanned::new(List { items }, span)), [], span)
+                call(MEASURED, Expr::List(Spanned::new(List { items }, span)), [], span)
             }
             Expr::Tuple(t) => {
                 let items = self.exprs(&t.items)?;
-                call(MADE, Expr::Tuple(Spanned::new(Tuple { items }, span)), [], span)
+                call(MEASURED, Expr::Tuple(Spanned::new(Tuple { items }, span)), [], span)
             }
             Expr::Map(m) => {
                 let keys = m.keys.iter().map(|key| Ok(charged(self.expr(key)?))).collect::<Checked<_>>()?;
                 let values = self.exprs(&m.values)?;
-                call(MADE, Expr::Map(Spanned::new(Map { keys, values }, span)), [], span)
+                call(MEASURED, Expr::Map(Spanned::new(Map { keys, values }, span)), [], span)
             }
         })
     }
@@ -341,15 +342,15 @@ impl<'s> Checker<'s> {
                 args = args
                     .into_iter()
                     .map(|arg| match arg {
-                        CallArg::Pos(value) => Ok(CallArg::Pos(call(MADE, value, [], c.span()))),
+                        CallArg::Pos(value) => Ok(CallArg::Pos(call(MEASURED, value, [], c.span()))),
                         CallArg::Kwarg(..) | CallArg::PosSplat(_) | CallArg::KwargSplat(_) => {
-                            Err(Refusal::new("changed() takes plain values", c.span()))
+                            Err(CompileError::new("changed() takes plain values", c.span()))
                         }
                     })
                     .collect::<Checked<_>>()?;
             }
             CallType::Method(_, "cycle") if !args.iter().any(|arg| matches!(arg, CallArg::Pos(_))) => {
-                return Err(Refusal::new("cycle() takes values", c.span()));
+                return Err(CompileError::new("cycle() takes values", c.span()));
             }
             // Perhaps a loop's, which goes through it.
             CallType::Function(_) if args.len() == 1 => {

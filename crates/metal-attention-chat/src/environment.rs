@@ -4,15 +4,15 @@ use jiff::Zoned;
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use crate::arguments::{given, integer};
+use crate::arguments::{bind_arguments, integer};
 use crate::builtins::{add_builtins, priced_method};
-use crate::error::Raised;
+use crate::error::RaisedException;
 use crate::exact_json;
-use crate::measured::{Size, from_json as from_parsed, made, printed};
+use crate::measured::{Size, from_json as from_parsed, measure, printed};
 use crate::meter::{MAX_STEPS, charge};
 use crate::operators::add_operators;
 use crate::prices;
-use crate::python_json::{self, Format};
+use crate::python_json::{self, JsonFormat};
 
 /// The variable that has the time of the rendering, for `strftime_now`.
 pub(crate) const NOW: &str = "__now";
@@ -39,7 +39,7 @@ pub(crate) fn environment() -> Environment<'static> {
 }
 
 fn raise_exception(message: &str) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()).with_source(Raised(message.to_owned())))
+    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()).with_source(RaisedException(message.to_owned())))
 }
 
 /// The time of the rendering in the form `format`, as Python's `strftime`.
@@ -62,7 +62,7 @@ fn tojson(value: &Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
         return Err(Error::new(ErrorKind::UndefinedError, "an undefined value has no JSON form"));
     }
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    let options = given("tojson", &options.into_values(), names)?;
+    let options = bind_arguments("tojson", &options.into_values(), names)?;
     let [ensure_ascii, indent, separators, sort_keys] = options.map(|option| option.filter(|value| !value.is_none()));
     let indent = match &indent {
         Some(indent) => Some(match indent.as_str() {
@@ -71,13 +71,13 @@ fn tojson(value: &Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
         }),
         None => None,
     };
-    let mut format = Format::new(indent);
+    let mut format = JsonFormat::new(indent);
     if let Some(separators) = separators {
         (format.item_separator, format.key_separator) = pair(&separators)?;
     }
     format.ensure_ascii = ensure_ascii.is_some_and(|flag| flag.is_true());
     format.sort_keys = sort_keys.is_some_and(|flag| flag.is_true());
-    let value = made(value.clone())?;
+    let value = measure(value.clone())?;
     let indent = format.indent.as_ref().map_or(0, String::len) as u64;
     charge(prices::json(&value, indent, (format.item_separator.len() + format.key_separator.len()) as u64)?)?;
     let text = python_json::dumps(&value, &format)?;

@@ -139,7 +139,7 @@ impl From<TemplateLimit> for minijinja::Error {
 /// What a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Raised(pub String);
+pub(crate) struct RaisedException(pub String);
 
 impl TemplateError {
     /// How far into the template the conversation got, where another form of it may get further.
@@ -157,7 +157,7 @@ impl TemplateError {
         let mut source: Option<&dyn std::error::Error> = Some(error);
         let mut out_of_fuel = false;
         while let Some(error) = source {
-            if let Some(Raised(message)) = error.downcast_ref() {
+            if let Some(RaisedException(message)) = error.downcast_ref() {
                 return Self::Refused { message: shortened(message.clone()), line };
             }
             if let Some(&limit) = error.downcast_ref() {

@@ -6,7 +6,7 @@
 use minijinja::Value;
 use serde_json::{Map, Value as Json};
 
-use crate::python_text::ExactNumber;
+use crate::python_str::ExactNumber;
 
 /// The key of a number, which no one writes: the character stands for nothing.
 const KEY: &str = "\u{10ffff}number";

@@ -3,10 +3,10 @@
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value, filters};
 
-use crate::arguments::{given, integer, invalid, required_text};
+use crate::arguments::{bind_arguments, integer, invalid, required_text};
 use crate::printf::printf;
 use crate::python_methods::{self, lines, stripped};
-use crate::python_text::{repr, text};
+use crate::python_str::{repr, text};
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -23,12 +23,13 @@ fn subject_text(args: &[Value]) -> Result<(String, &[Value])> {
 
 pub(crate) fn string(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("string", others, []).map(|[]| if value.as_str().is_some() { value.clone() } else { text(value).into() })
+    bind_arguments("string", others, [])
+        .map(|[]| if value.as_str().is_some() { value.clone() } else { text(value).into() })
 }
 
 pub(crate) fn abs(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("abs", others, []).map(drop)?;
+    bind_arguments("abs", others, []).map(drop)?;
     match value.kind() {
         ValueKind::Bool => Ok(i64::from(value.is_true()).into()),
         _ => filters::abs(value.clone()),
@@ -37,20 +38,20 @@ pub(crate) fn abs(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn center(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    let [width] = given("center", others, ["width"])?;
+    let [width] = bind_arguments("center", others, ["width"])?;
     python_methods::call(&text.into(), "center", &[width.unwrap_or_else(|| 80.into())])
 }
 
 pub(crate) fn default(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [default, boolean] = given("default", others, ["default_value", "boolean"])?;
+    let [default, boolean] = bind_arguments("default", others, ["default_value", "boolean"])?;
     let replaced = value.is_undefined() || (boolean.is_some_and(|b| b.is_true()) && !value.is_true());
     Ok(if replaced { default.unwrap_or_else(|| "".into()) } else { value.clone() })
 }
 
 pub(crate) fn dictsort(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [case_sensitive, by, reverse] = given("dictsort", others, ["case_sensitive", "by", "reverse"])?;
+    let [case_sensitive, by, reverse] = bind_arguments("dictsort", others, ["case_sensitive", "by", "reverse"])?;
     if let Some(by) = &by
         && !matches!(by.as_str(), Some("key" | "value"))
     {
@@ -62,7 +63,8 @@ pub(crate) fn dictsort(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn sort(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [reverse, case_sensitive, attribute] = given("sort", others, ["reverse", "case_sensitive", "attribute"])?;
+    let [reverse, case_sensitive, attribute] =
+        bind_arguments("sort", others, ["reverse", "case_sensitive", "attribute"])?;
     let named = [("case_sensitive", case_sensitive), ("attribute", attribute), ("reverse", reverse)];
     let named = named.into_iter().filter_map(|(name, value)| Some((name, value?)));
     filters::sort(state, value.clone(), named.collect::<Kwargs>())
@@ -70,7 +72,7 @@ pub(crate) fn sort(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
 
 pub(crate) fn unique(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [case_sensitive, attribute] = given("unique", others, ["case_sensitive", "attribute"])?;
+    let [case_sensitive, attribute] = bind_arguments("unique", others, ["case_sensitive", "attribute"])?;
     let named = [("case_sensitive", case_sensitive), ("attribute", attribute)];
     let named = named.into_iter().filter_map(|(name, value)| Some((name, value?)));
     filters::unique(state, value.clone(), named.collect::<Kwargs>())
@@ -79,7 +81,7 @@ pub(crate) fn unique(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
 /// The first or the last item; undefined where there is none.
 pub(crate) fn at_end(args: &[Value], last: bool) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given(if last { "last" } else { "first" }, others, []).map(drop)?;
+    bind_arguments(if last { "last" } else { "first" }, others, []).map(drop)?;
     if let Some(text) = value.as_str() {
         let found = if last { text.chars().next_back() } else { text.chars().next() };
         return Ok(found.map_or(Value::UNDEFINED, Value::from));
@@ -90,7 +92,7 @@ pub(crate) fn at_end(args: &[Value], last: bool) -> Result<Value> {
 
 pub(crate) fn items(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("items", others, []).map(drop)?;
+    bind_arguments("items", others, []).map(drop)?;
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Map => python_methods::call(value, "items", &[]),
@@ -100,7 +102,7 @@ pub(crate) fn items(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn reverse(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("reverse", others, []).map(drop)?;
+    bind_arguments("reverse", others, []).map(drop)?;
     if let Some(text) = value.as_str() {
         return Ok(text.chars().rev().collect::<String>().into());
     }
@@ -111,7 +113,7 @@ pub(crate) fn reverse(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn join(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [separator, attribute] = given("join", others, ["d", "attribute"])?;
+    let [separator, attribute] = bind_arguments("join", others, ["d", "attribute"])?;
     let separator = separator.as_ref().map(text).unwrap_or_default();
     let mut out = String::new();
     for (i, item) in value.try_iter()?.enumerate() {
@@ -138,7 +140,7 @@ fn at_path(mut value: Value, path: &Value) -> Result<Value> {
 
 pub(crate) fn int(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [default, base] = given("int", others, ["default", "base"])?;
+    let [default, base] = bind_arguments("int", others, ["default", "base"])?;
     let default = default.unwrap_or_else(|| 0.into());
     let base = integer(base.as_ref())?.unwrap_or(10);
     if let Some(text) = value.as_str() {
@@ -165,7 +167,7 @@ pub(crate) fn int(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn to_float(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [default] = given("float", others, ["default"])?;
+    let [default] = bind_arguments("float", others, ["default"])?;
     if let Some(text) = value.as_str() {
         return Ok(float_of_text(text).map_or(default.unwrap_or_else(|| 0.0.into()), Value::from));
     }
@@ -232,7 +234,7 @@ fn float_of_text(text: &str) -> Option<f64> {
 
 pub(crate) fn round(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [precision, method] = given("round", others, ["precision", "method"])?;
+    let [precision, method] = bind_arguments("round", others, ["precision", "method"])?;
     let precision = integer(precision.as_ref())?.unwrap_or(0).clamp(-400, 400) as i32;
     let method = method.as_ref().map_or(Ok("common"), |method| required_text("round", Some(method)))?;
     if !matches!(value.kind(), ValueKind::Number | ValueKind::Bool) {
@@ -271,7 +273,7 @@ pub(crate) fn round(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn indent(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [width, first, blank] = given("indent", others, ["width", "first", "blank"])?;
+    let [width, first, blank] = bind_arguments("indent", others, ["width", "first", "blank"])?;
     let source = required_text("indent", Some(value))?;
     let by = match &width {
         None => " ".repeat(4),
@@ -298,7 +300,8 @@ pub(crate) fn indent(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn truncate(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    let [length, kill_words, end, leeway] = given("truncate", others, ["length", "killwords", "end", "leeway"])?;
+    let [length, kill_words, end, leeway] =
+        bind_arguments("truncate", others, ["length", "killwords", "end", "leeway"])?;
     let count = |value: Option<&Value>, default: usize| {
         Ok::<_, Error>(integer(value)?.map_or(default, |n| usize::try_from(n).unwrap_or_default()))
     };
@@ -321,7 +324,7 @@ pub(crate) fn truncate(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn word_count(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    given("wordcount", others, []).map(drop)?;
+    bind_arguments("wordcount", others, []).map(drop)?;
     let words = text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
     Ok(words.count().into())
 }
@@ -330,7 +333,7 @@ pub(crate) fn word_count(args: &[Value]) -> Result<Value> {
 pub(crate) fn word_wrap(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
     let names = ["width", "break_long_words", "wrapstring", "break_on_hyphens"];
-    let [width, break_long_words, wrap, break_on_hyphens] = given("wordwrap", others, names)?;
+    let [width, break_long_words, wrap, break_on_hyphens] = bind_arguments("wordwrap", others, names)?;
     let width = integer(width.as_ref())?.unwrap_or(79);
     let width = usize::try_from(width).ok().filter(|&width| width > 0);
     let width = width.ok_or_else(|| invalid("wordwrap needs a width above 0"))?;
@@ -406,7 +409,7 @@ fn chunks(line: &str, break_on_hyphens: bool) -> Vec<&str> {
 
 pub(crate) fn strip_tags(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    given("striptags", others, []).map(drop)?;
+    bind_arguments("striptags", others, []).map(drop)?;
     let without = |text: &str, start: &str, end: &str| {
         let (mut out, mut rest) = (String::with_capacity(text.len()), text);
         while let Some((before, after)) = rest.split_once(start)
@@ -430,7 +433,7 @@ fn unescaped(text: &str) -> String {
 
 pub(crate) fn url_encode(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("urlencode", others, []).map(drop)?;
+    bind_arguments("urlencode", others, []).map(drop)?;
     let pairs = match value.kind() {
         ValueKind::Map => python_methods::call(value, "items", &[])?,
         ValueKind::Seq | ValueKind::Iterable => value.clone(),
@@ -464,7 +467,7 @@ fn quoted(text: &str, in_query: bool) -> String {
 /// A text for HTML, escaped even where it is so already.
 pub(crate) fn escape(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("escape", others, []).map(drop)?;
+    bind_arguments("escape", others, []).map(drop)?;
     if value.is_safe() {
         return Ok(value.clone());
     }
@@ -473,7 +476,7 @@ pub(crate) fn escape(args: &[Value]) -> Result<Value> {
 
 pub(crate) fn force_escape(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
-    given("forceescape", others, []).map(drop)?;
+    bind_arguments("forceescape", others, []).map(drop)?;
     Ok(Value::from_safe_string(escaped(&text)))
 }
 
@@ -484,7 +487,7 @@ fn escaped(text: &str) -> String {
 
 pub(crate) fn xml_attributes(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [space] = given("xmlattr", others, ["autospace"])?;
+    let [space] = bind_arguments("xmlattr", others, ["autospace"])?;
     let mut parts = Vec::new();
     for pair in items(std::slice::from_ref(value))?.try_iter()? {
         let (key, value) = (pair.get_item(&0.into())?, pair.get_item(&1.into())?);
@@ -504,7 +507,7 @@ pub(crate) fn xml_attributes(args: &[Value]) -> Result<Value> {
 /// Python's `pprint.pformat`: one line where that is short enough.
 pub(crate) fn pretty(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    given("pprint", others, []).map(drop)?;
+    bind_arguments("pprint", others, []).map(drop)?;
     let line = repr(value);
     Ok(if line.chars().count() <= 80 { line.into() } else { filters::pprint(value).into() })
 }
@@ -526,7 +529,7 @@ fn items_of(named: &Value) -> Vec<(Value, Value)> {
 
 pub(crate) fn replace(args: &[Value]) -> Result<Value> {
     let (source, others) = subject_text(args)?;
-    let [old, new, count] = given("replace", others, ["old", "new", "count"])?;
+    let [old, new, count] = bind_arguments("replace", others, ["old", "new", "count"])?;
     let needed = |value: Option<Value>| {
         let missing = || Error::new(ErrorKind::MissingArgument, "replace needs an old and a new text");
         value.as_ref().map(text).ok_or_else(missing)
@@ -566,7 +569,8 @@ pub(crate) fn dictionary(args: &[Value]) -> Result<Value> {
 /// Jinja2's `groupby`, as pairs of a value and the items that have it.
 pub(crate) fn group_by(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
-    let [attribute, default, case_sensitive] = given("groupby", others, ["attribute", "default", "case_sensitive"])?;
+    let [attribute, default, case_sensitive] =
+        bind_arguments("groupby", others, ["attribute", "default", "case_sensitive"])?;
     let path = attribute.ok_or_else(|| Error::new(ErrorKind::MissingArgument, "groupby needs an attribute"))?;
     let case_sensitive = case_sensitive.is_some_and(|flag| flag.is_true());
     let mut keyed = Vec::new();

@@ -18,12 +18,12 @@ const SHARE: usize = 4;
 
 /// How the context is shared out between a prompt and the answer to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ContextRoom {
+pub struct ContextBudget {
     n_ctx: usize,
     n_answer: usize,
 }
 
-impl ContextRoom {
+impl ContextBudget {
     /// Of a context of `n_ctx` tokens; an answer of `max_tokens` has room for all of them, or for a quarter of the context.
     pub fn new(n_ctx: usize, max_tokens: Option<usize>) -> Self {
         Self { n_ctx, n_answer: max_tokens.unwrap_or(usize::MAX).min(n_ctx / SHARE) }
@@ -70,7 +70,7 @@ pub struct FittedPrompt<'m, P> {
 /// decided by the tokens of their texts.
 pub fn fit_context<'m, P, E>(
     messages: &'m [Message],
-    room: ContextRoom,
+    room: ContextBudget,
     tokenizer: &Tokenizer,
     mut render: impl FnMut(&[Message]) -> Result<(P, usize), E>,
 ) -> Result<FittedPrompt<'m, P>, E> {

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use crate::tool_calls::answer_in_plain_words;
+use crate::tool_calls::tool_result_as_text;
 use crate::{Message, Role, ToolCall};
 
 /// Letters and digits in the ids of calls that Mistral's templates accept.
@@ -41,11 +41,11 @@ pub(crate) fn completed(messages: &[Message]) -> Vec<Message> {
 }
 
 /// Makes another form of a conversation.
-type Form = fn(&[Message]) -> Vec<Message>;
+type HistoryRewrite = fn(&[Message]) -> Vec<Message>;
 
 /// The forms of a conversation, as it is first. Each is made when it is asked for.
 pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message>> {
-    let roles: [Form; 7] = [
+    let roles: [HistoryRewrite; 7] = [
         <[Message]>::to_vec,
         alternating,
         |messages| closed_calls(alternating(messages)),
@@ -54,7 +54,8 @@ pub(crate) fn variants(messages: &[Message]) -> impl Iterator<Item = Vec<Message
         no_system_message,
         |messages| closed_calls(no_system_message(messages)),
     ];
-    let calls: [Form; 3] = [<[Message]>::to_vec, plain_calls, |messages| single_calls(&plain_calls(messages))];
+    let calls: [HistoryRewrite; 3] =
+        [<[Message]>::to_vec, plain_calls, |messages| single_calls(&plain_calls(messages))];
     roles.into_iter().flat_map(move |roles| {
         let messages = roles(messages);
         calls.into_iter().map(move |calls| calls(&messages))
@@ -174,7 +175,7 @@ fn joined(messages: impl Iterator<Item = Message>) -> Vec<Message> {
             None => false,
         };
         if message.role == Role::Tool && !answers {
-            message = Message::user(answer_in_plain_words(message.text()));
+            message = Message::user(tool_result_as_text(message.text()));
         }
         match joined.last_mut().filter(|last| last.role == message.role && message.role != Role::Tool) {
             Some(last) => join(last, message),

@@ -1,7 +1,7 @@
 //! Lists and dictionaries that know how large and how deep they are.
 //!
 //! Values share their parts: sixty lists that each hold the one before twice are small in memory and endless to print. So
-//! each list, tuple and dictionary of a rendering is a [`Measured`]: whoever prints, compares or walks one knows what that
+//! each list, tuple and dictionary of a rendering is a [`MeasuredValue`]: whoever prints, compares or walks one knows what that
 //! costs before. What else has parts (lazy sequences, namespaces, loops) becomes one when it is put into another value, so
 //! no value holds itself, and none is deeper than [`MAX_DEPTH`].
 
@@ -13,10 +13,10 @@ use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
 use crate::TemplateLimit;
-use crate::bound_method::Method;
+use crate::bound_method::BoundMethod;
 use crate::exact_json;
 use crate::meter::charge;
-use crate::python_text::{ExactNumber, repr};
+use crate::python_str::{ExactNumber, repr};
 
 /// Lists in lists. JSON of a request has at most 128, and the messages around it some.
 const MAX_DEPTH: u32 = 256;
@@ -57,7 +57,7 @@ impl Size {
         if let Some(text) = value.as_str() {
             return Ok(Self { weight: NODE + text.len() as u64, depth: 0 });
         }
-        if let Some(measured) = value.downcast_object_ref::<Measured>() {
+        if let Some(measured) = value.downcast_object_ref::<MeasuredValue>() {
             return Ok(measured.size);
         }
         if value.kind() == ValueKind::Number && !value.is_integer() {
@@ -67,25 +67,25 @@ impl Size {
         if let Some(ExactNumber(digits)) = value.downcast_object_ref() {
             return Ok(Self { weight: NODE + digits.len() as u64, depth: 0 });
         }
-        if let Some(method) = value.downcast_object_ref::<Method>() {
+        if let Some(method) = value.downcast_object_ref::<BoundMethod>() {
             return Ok(method.size());
         }
         match value.as_object().map(DynObject::repr) {
             None | Some(ObjectRepr::Plain) => Ok(Self { weight: NODE, depth: 0 }),
-            // What this makes is a `Measured`.
-            Some(_) => Self::of(&made(value.clone())?),
+            // What this makes is a `MeasuredValue`.
+            Some(_) => Self::of(&measure(value.clone())?),
         }
     }
 }
 
 /// A list, tuple or dictionary with its size.
-struct Measured {
+struct MeasuredValue {
     inner: DynObject,
     len: usize,
     size: Size,
 }
 
-impl Measured {
+impl MeasuredValue {
     fn value(inner: &Value, len: usize, size: Size) -> Value {
         match inner.as_object() {
             Some(inner) => Value::from_object(Self { inner: inner.clone(), len, size }),
@@ -94,13 +94,13 @@ impl Measured {
     }
 }
 
-impl fmt::Debug for Measured {
+impl fmt::Debug for MeasuredValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.render(f)
     }
 }
 
-impl Object for Measured {
+impl Object for MeasuredValue {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         self.inner.repr()
     }
@@ -127,13 +127,13 @@ impl Object for Measured {
 }
 
 /// `value` as other values may hold it: what has parts is a list, tuple or dictionary of them, as they are now.
-pub(crate) fn made(value: Value) -> Result<Value, Error> {
-    part(value, 0)
+pub(crate) fn measure(value: Value) -> Result<Value, Error> {
+    measure_nested(value, 0)
 }
 
-fn part(value: Value, level: u32) -> Result<Value, Error> {
+fn measure_nested(value: Value, level: u32) -> Result<Value, Error> {
     let Some(object) = value.as_object() else { return Ok(value) };
-    if object.downcast_ref::<Measured>().is_some() {
+    if object.downcast_ref::<MeasuredValue>().is_some() {
         return Ok(value);
     }
     if level > MAX_DEPTH {
@@ -146,7 +146,7 @@ fn part(value: Value, level: u32) -> Result<Value, Error> {
             let mut items = Vec::new();
             for item in value.try_iter()?.checked() {
                 charge(NODE)?;
-                items.push(part(item?, level + 1)?);
+                items.push(measure_nested(item?, level + 1)?);
             }
             if value.is_tuple() { tuple(items) } else { list(items) }
         }
@@ -154,7 +154,7 @@ fn part(value: Value, level: u32) -> Result<Value, Error> {
             let mut pairs = Vec::new();
             for (key, value) in object.try_iter_pairs().into_iter().flatten() {
                 charge(NODE + PAIR)?;
-                pairs.push((part(key, level + 1)?, part(value, level + 1)?));
+                pairs.push((measure_nested(key, level + 1)?, measure_nested(value, level + 1)?));
             }
             dictionary(pairs)
         }
@@ -163,16 +163,16 @@ fn part(value: Value, level: u32) -> Result<Value, Error> {
     }
 }
 
-/// A list of what [`made`] gave.
+/// A list of what [`measure`] gave.
 pub(crate) fn list(items: Vec<Value>) -> Result<Value, Error> {
     let (len, size) = (items.len(), Size::around(items.iter())?);
-    Ok(Measured::value(&Value::from(items), len, size))
+    Ok(MeasuredValue::value(&Value::from(items), len, size))
 }
 
-/// A tuple of what [`made`] gave.
+/// A tuple of what [`measure`] gave.
 pub(crate) fn tuple(items: Vec<Value>) -> Result<Value, Error> {
     let (len, size) = (items.len(), Size::around(items.iter())?);
-    Ok(Measured::value(&Tuple::from(items).into(), len, size))
+    Ok(MeasuredValue::value(&Tuple::from(items).into(), len, size))
 }
 
 fn dictionary(pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
@@ -181,24 +181,24 @@ fn dictionary(pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
     let inner = Value::from_pairs(pairs);
     // A key that came twice is there once.
     let len = inner.len().unwrap_or_default();
-    Ok(Measured::value(&inner, len, size))
+    Ok(MeasuredValue::value(&inner, len, size))
 }
 
-/// Whether a value is a [`Measured`].
+/// Whether a value is a [`MeasuredValue`].
 pub(crate) fn is_measured(value: &Value) -> bool {
-    value.downcast_object_ref::<Measured>().is_some()
+    value.downcast_object_ref::<MeasuredValue>().is_some()
 }
 
 /// Whether a value is a tuple.
 pub(crate) fn is_tuple(value: &Value) -> bool {
-    let inner = value.downcast_object_ref::<Measured>().map(|measured| &measured.inner);
+    let inner = value.downcast_object_ref::<MeasuredValue>().map(|measured| &measured.inner);
     value.is_tuple() || inner.is_some_and(|inner| inner.downcast_ref::<Tuple>().is_some())
 }
 
 /// Whether a value is a namespace, or another that can still change.
-pub(crate) fn is_live(value: &Value) -> bool {
-    let is_live = |object: &DynObject| object.repr() != ObjectRepr::Plain && !object.is::<Measured>();
-    value.as_object().is_some_and(is_live)
+pub(crate) fn is_mutable(value: &Value) -> bool {
+    let is_mutable = |object: &DynObject| object.repr() != ObjectRepr::Plain && !object.is::<MeasuredValue>();
+    value.as_object().is_some_and(is_mutable)
 }
 
 /// The items of a list, or the characters of a text: how many there are at most.
@@ -206,7 +206,7 @@ pub(crate) fn len(value: &Value) -> Result<u64, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.len() as u64);
     }
-    match value.downcast_object_ref::<Measured>() {
+    match value.downcast_object_ref::<MeasuredValue>() {
         Some(measured) => Ok(measured.len as u64),
         // At least as many as there are.
         None => Ok(Size::of(value)?.weight / NODE),

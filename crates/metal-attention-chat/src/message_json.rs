@@ -11,7 +11,7 @@ use crate::{FunctionCall, Message, Role, ToolCall};
 pub(crate) struct MessageJson {
     role: RoleJson,
     #[serde(default)]
-    content: Content,
+    content: MessageContent,
     reasoning_content: Option<Value>,
     /// The name that newer APIs have for `reasoning_content`.
     reasoning: Option<Value>,
@@ -92,13 +92,13 @@ fn nonempty_text(value: Value) -> Option<String> {
 
 /// The content of a message.
 #[derive(Default)]
-struct Content {
+struct MessageContent {
     text: Option<String>,
     /// The text of parts that are thoughts.
     thoughts: Option<String>,
 }
 
-impl<'de> Deserialize<'de> for Content {
+impl<'de> Deserialize<'de> for MessageContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = match Value::deserialize(deserializer)? {
             Value::Null => return Ok(Self::default()),

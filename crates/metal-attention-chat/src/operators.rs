@@ -7,11 +7,11 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::TemplateLimit;
 use crate::builtins::attribute;
-use crate::measured::{NODE, Size, is_live, is_measured, is_tuple, len, list, made, printed, tuple};
+use crate::measured::{NODE, Size, is_measured, is_mutable, is_tuple, len, list, measure, printed, tuple};
 use crate::meter::{charge, charge_output};
-use crate::prices::{self, Args};
+use crate::prices::{self, CallArgs};
 use crate::printf::printf;
-use crate::python_text::{ExactNumber, text};
+use crate::python_str::{ExactNumber, text};
 
 /// The names of the operators as filters, which no template can write.
 pub(crate) const ADD: &str = "+";
@@ -28,7 +28,7 @@ pub(crate) const GE: &str = ">=";
 /// Finds an attribute that has the name of a method.
 pub(crate) const ATTRIBUTE: &str = ".";
 /// Makes what a list, tuple or dictionary of a template is.
-pub(crate) const MADE: &str = "[]";
+pub(crate) const MEASURED: &str = "[]";
 /// Charges for a value that is compared or searched.
 pub(crate) const CHARGED: &str = "?";
 /// Charges for a value whose items are looked for.
@@ -53,7 +53,7 @@ pub(crate) fn add_operators(env: &mut Environment<'_>) {
     env.add_filter(GT, |a: &Value, b: &Value| Ok::<_, Error>(order(">", a, b)? == Some(Ordering::Greater)));
     env.add_filter(GE, |a: &Value, b: &Value| Ok::<_, Error>(order(">=", a, b)?.is_some_and(Ordering::is_ge)));
     env.add_filter(ATTRIBUTE, attribute);
-    env.add_filter(MADE, made);
+    env.add_filter(MEASURED, measure);
     env.add_filter(CHARGED, charged);
     env.add_filter(ITERATED, iterated);
     env.add_filter(SPREAD, spread);
@@ -87,7 +87,7 @@ fn charged(value: Value) -> Result<Value, Error> {
 fn iterated(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         charge(text.len() as u64)?;
-    } else if is_live(&value) {
+    } else if is_mutable(&value) {
         charge(MAX_ATTRIBUTES as u64 * NODE)?;
     }
     Ok(value)
@@ -125,7 +125,7 @@ fn rem(a: &Value, b: &Value) -> Result<Value, Error> {
     } else {
         values.push(b.clone());
     }
-    charge(prices::formatted(&Args(&values))?)?;
+    charge(prices::formatted(&CallArgs(&values))?)?;
     printf(form, b).map(Value::from)
 }
 
@@ -172,7 +172,7 @@ fn add(a: &Value, b: &Value) -> Result<Value, Error> {
         return Ok([a, b].concat().into());
     }
     if is_sequence(a) && is_sequence(b) && is_tuple(a) == is_tuple(b) {
-        let (a, b) = (made(a.clone())?, made(b.clone())?);
+        let (a, b) = (measure(a.clone())?, measure(b.clone())?);
         let mut items = Vec::new();
         for item in a.try_iter()?.chain(b.try_iter()?) {
             charge(NODE)?;
@@ -196,7 +196,7 @@ fn mul(a: &Value, b: &Value) -> Result<Value, Error> {
         return Ok(text.repeat(times as usize).into());
     }
     if is_sequence(repeated) {
-        let (once, times) = (made(repeated.clone())?, times()?);
+        let (once, times) = (measure(repeated.clone())?, times()?);
         let once_items: Vec<Value> = once.try_iter()?.collect();
         charge((once_items.len() as u64).saturating_mul(times).saturating_mul(NODE))?;
         let times = if once_items.is_empty() { 0 } else { times as usize };
@@ -253,7 +253,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     if !is_sequence(value) {
         return Ok(Value::UNDEFINED);
     }
-    let value = made(value.clone())?;
+    let value = measure(value.clone())?;
     let n = value.len().unwrap_or_default();
     let mut items = Vec::new();
     for i in indices(n, start, stop, step) {

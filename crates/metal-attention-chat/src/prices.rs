@@ -6,12 +6,12 @@ use minijinja::{Error, Value};
 use crate::measured::{NODE, Size, len, printed};
 
 /// The arguments of a call, the value it is for first.
-pub(crate) struct Args<'a>(pub &'a [Value]);
+pub(crate) struct CallArgs<'a>(pub &'a [Value]);
 
 /// The bytes that a call makes, compares and searches, at most.
-pub(crate) type Price = fn(&Args<'_>) -> Result<u64, Error>;
+pub(crate) type Price = fn(&CallArgs<'_>) -> Result<u64, Error>;
 
-impl Args<'_> {
+impl CallArgs<'_> {
     /// The argument at a place, or of a name.
     fn get(&self, place: usize, name: &str) -> Option<Value> {
         let positional = self.0.get(place).filter(|value| !value.is_kwargs());
@@ -58,33 +58,33 @@ impl Args<'_> {
 
     /// The arguments after the first, as text.
     fn others_printed(&self) -> Result<u64, Error> {
-        Args(self.0.get(1..).unwrap_or_default()).all_printed()
+        CallArgs(self.0.get(1..).unwrap_or_default()).all_printed()
     }
 }
 
 /// What costs nothing besides its step.
 #[allow(clippy::unnecessary_wraps)] // as a `Price`
-pub(crate) fn free(_: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn free(_: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(0)
 }
 
 /// A text that is gone through, or copied.
-pub(crate) fn text(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn text(args: &CallArgs<'_>) -> Result<u64, Error> {
     args.all_printed()
 }
 
 /// A text in other letters, some of which are longer, or with escapes.
-pub(crate) fn changed_text(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn changed_text(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.all_printed()?.saturating_mul(6))
 }
 
 /// A text whose ends are compared with others.
-pub(crate) fn ends(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn ends(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.printed(0)?.min(args.others_printed()?))
 }
 
 /// An item at the end of a list, or a character at the end of a text.
-pub(crate) fn last(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn last(args: &CallArgs<'_>) -> Result<u64, Error> {
     match args.0.first().map(Value::kind) {
         Some(ValueKind::Map) => items(args),
         _ => Ok(args.text(0).map_or(0, |text| text.len() as u64)),
@@ -92,27 +92,27 @@ pub(crate) fn last(args: &Args<'_>) -> Result<u64, Error> {
 }
 
 /// A key that is looked up.
-pub(crate) fn key(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn key(args: &CallArgs<'_>) -> Result<u64, Error> {
     args.weight(1)
 }
 
 /// A value that is looked for in a list.
-pub(crate) fn contained_in(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn contained_in(args: &CallArgs<'_>) -> Result<u64, Error> {
     args.weight(0)
 }
 
 /// A value that is compared with another.
-pub(crate) fn compared(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn compared(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.weight(0)?.min(args.weight(1)?).saturating_mul(2))
 }
 
 /// A value that is looked for in another.
-pub(crate) fn contained(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn contained(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.printed(0)?.saturating_add(args.weight(1)?))
 }
 
 /// A new list of the items, perhaps by one of their attributes, perhaps with a call for each.
-pub(crate) fn items(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn items(args: &CallArgs<'_>) -> Result<u64, Error> {
     let positional = args.0.iter().filter(|value| !value.is_kwargs());
     let n = positional.clone().try_fold(0u64, |n, value| Ok::<_, Error>(n.saturating_add(len(value)?)))?;
     let each = (NODE * (1 + args.0.len() as u64)).saturating_add(args.others_printed()?);
@@ -125,7 +125,7 @@ pub(crate) fn items(args: &Args<'_>) -> Result<u64, Error> {
 }
 
 /// A list of the items in another order.
-pub(crate) fn ordered(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn ordered(args: &CallArgs<'_>) -> Result<u64, Error> {
     let rounds = u64::from(u64::BITS - args.len(0)?.leading_zeros()) + 1;
     let compared = args.weight(0)?.saturating_add(items(args)?);
     // Texts are compared without their case, that is as copies.
@@ -133,24 +133,24 @@ pub(crate) fn ordered(args: &Args<'_>) -> Result<u64, Error> {
 }
 
 /// A sum, each step of which may be a longer text or list.
-pub(crate) fn sum(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn sum(args: &CallArgs<'_>) -> Result<u64, Error> {
     let start = args.get(2, "start").map_or(Ok(0), |start| Ok::<_, Error>(Size::of(&start)?.weight))?;
     let copies = if start > 0 { args.len(0)?.saturating_mul(args.weight(0)?.saturating_add(start)) } else { 0 };
     Ok(items(args)?.saturating_add(copies))
 }
 
 /// Texts in a row, with one between them.
-pub(crate) fn joined(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn joined(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.items_printed(0)?.saturating_add(items(args)?))
 }
 
 /// As `joined`, for the method: the text is what stands between.
-pub(crate) fn joined_by(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn joined_by(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.len(1)?.saturating_mul(args.printed(0)?).saturating_add(args.items_printed(1)?))
 }
 
 /// The parts of a text.
-pub(crate) fn parts(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn parts(args: &CallArgs<'_>) -> Result<u64, Error> {
     let Some(whole) = args.text(0) else { return args.printed(0) };
     let n = match args.text(1) {
         Some(separator) if !separator.is_empty() => whole.matches(separator).count(),
@@ -166,19 +166,19 @@ fn is_line_end(c: char) -> bool {
 }
 
 /// The lines of a text.
-pub(crate) fn lines(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn lines(args: &CallArgs<'_>) -> Result<u64, Error> {
     let n = args.text(0).map_or(0, |text| text.matches(is_line_end).count()) as u64;
     Ok((n + 1).saturating_mul(NODE).saturating_add(args.printed(0)?))
 }
 
 /// A text without some characters at its ends.
-pub(crate) fn stripped(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn stripped(args: &CallArgs<'_>) -> Result<u64, Error> {
     let tried = args.others_printed()?.max(1);
     Ok(args.printed(0)?.saturating_mul(tried).saturating_add(tried))
 }
 
 /// A text with one in place of another.
-pub(crate) fn replaced(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn replaced(args: &CallArgs<'_>) -> Result<u64, Error> {
     let n = match (args.text(0), args.text(1)) {
         (Some(text), Some(old)) if !old.is_empty() => text.matches(old).count() as u64,
         _ => args.printed(0)?.saturating_add(1),
@@ -187,7 +187,7 @@ pub(crate) fn replaced(args: &Args<'_>) -> Result<u64, Error> {
 }
 
 /// A text whose lines begin further right.
-pub(crate) fn indented(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn indented(args: &CallArgs<'_>) -> Result<u64, Error> {
     let lines = args.text(0).map_or(args.printed(0)?, |text| text.matches(is_line_end).count() as u64 + 1);
     let width = match args.get(1, "width") {
         Some(width) if width.as_str().is_some() => printed(&width)?,
@@ -197,37 +197,37 @@ pub(crate) fn indented(args: &Args<'_>) -> Result<u64, Error> {
 }
 
 /// A text with blanks, or another character, at its sides.
-pub(crate) fn padded(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn padded(args: &CallArgs<'_>) -> Result<u64, Error> {
     let width = args.number(1, "width").unwrap_or(80);
     Ok(args.all_printed()?.saturating_add(width.saturating_mul(4)))
 }
 
 /// A text with blanks in place of tabs.
-pub(crate) fn expanded_tabs(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn expanded_tabs(args: &CallArgs<'_>) -> Result<u64, Error> {
     let tabs = args.text(0).map_or(0, |text| text.matches('\t').count() as u64);
     Ok(args.printed(0)?.saturating_add(tabs.saturating_mul(args.number(1, "tabsize").unwrap_or(8))))
 }
 
 /// A text in lines, with another text after each: there are at most as many as characters.
-pub(crate) fn wrapped(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn wrapped(args: &CallArgs<'_>) -> Result<u64, Error> {
     let wrap = args.get(3, "wrapstring").map_or(Ok(1), |wrap| printed(&wrap))?;
     Ok(args.printed(0)?.saturating_mul(NODE.saturating_add(wrap)))
 }
 
 /// Items in lists of as many as the second argument says, or in as many lists.
-pub(crate) fn grouped(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn grouped(args: &CallArgs<'_>) -> Result<u64, Error> {
     let n = args.number(1, "").unwrap_or_default();
     Ok(items(args)?.saturating_add(n.saturating_mul(2 * NODE)))
 }
 
 /// A text for people, in which each level is indented.
-pub(crate) fn pretty(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn pretty(args: &CallArgs<'_>) -> Result<u64, Error> {
     let levels = args.0.first().map_or(Ok(0), |value| Ok::<_, Error>(Size::of(value)?.depth))?;
     Ok(args.printed(0)?.saturating_mul(1 + u64::from(levels)))
 }
 
 /// A text with values in place of `%s` or `{}`: widths and precisions are numbers in it, or among the values.
-pub(crate) fn formatted(args: &Args<'_>) -> Result<u64, Error> {
+pub(crate) fn formatted(args: &CallArgs<'_>) -> Result<u64, Error> {
     let Some(format) = args.text(0) else { return args.printed(0) };
     let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let widths = numbers.map(|n| n.parse().unwrap_or(u64::MAX)).fold(0u64, u64::saturating_add);

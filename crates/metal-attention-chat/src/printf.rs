@@ -6,7 +6,7 @@ use minijinja::{Error, Value};
 
 use crate::arguments::{integer, invalid};
 use crate::measured::is_tuple;
-use crate::python_text::{repr, text};
+use crate::python_str::{repr, text};
 
 /// `form % values`: a tuple has a value for each place, a dictionary one for each name, and else there is one value.
 pub(crate) fn printf(form: &str, values: &Value) -> Result<String, Error> {

@@ -52,18 +52,18 @@ struct Code<'s> {
 }
 
 /// Why a text is not taken as a template.
-pub(crate) enum Refusal {
+pub(crate) enum CompileError {
     Limit(TemplateLimit),
     Syntax(String),
 }
 
-impl Refusal {
+impl CompileError {
     pub fn new(what: &str, span: Span) -> Self {
         Self::Syntax(format!("syntax error: {what} (in line {})", span.start_line))
     }
 }
 
-impl From<TemplateLimit> for Refusal {
+impl From<TemplateLimit> for CompileError {
     fn from(limit: TemplateLimit) -> Self {
         Self::Limit(limit)
     }
@@ -83,9 +83,9 @@ impl Program {
             return Err(limit(TemplateLimit::Source { bytes: source.len(), limit: MAX_SOURCE }));
         }
         let compiled = on_large_stack(|| Compiled::try_new(rewritten(source), |s| compile(name, s)))?;
-        let compiled = compiled.map_err(|refusal| match refusal {
-            Refusal::Limit(exceeded) => limit(exceeded),
-            Refusal::Syntax(message) => TemplateError::Syntax { message },
+        let compiled = compiled.map_err(|error| match error {
+            CompileError::Limit(exceeded) => limit(exceeded),
+            CompileError::Syntax(message) => TemplateError::Syntax { message },
         })?;
         Ok(Self { name, env: environment(), compiled })
     }
@@ -114,9 +114,9 @@ impl Program {
     }
 }
 
-fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, Refusal> {
+fn compile<'s>(name: &'static str, source: &'s str) -> Result<Code<'s>, CompileError> {
     scan(source)?;
-    let parsed: Stmt<'s> = parse(source, name, syntax()).map_err(|error| Refusal::Syntax(with_causes(&error)))?;
+    let parsed: Stmt<'s> = parse(source, name, syntax()).map_err(|error| CompileError::Syntax(with_causes(&error)))?;
     let mut generator = CodeGenerator::new(name, source);
     let mut checker = Checker::new();
     generator.compile_stmt(&checker.template(&parsed)?);
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::checked::MAX_NESTING;
     use crate::operators::MAX_ATTRIBUTES;
-    use crate::scan::{Extent, MAX_BLOCKS, MAX_LINE, MAX_NAME, MAX_TAG};
+    use crate::scan::{MAX_BLOCKS, MAX_LINE, MAX_NAME, MAX_TAG, SourceExtent};
 
     fn published() -> Vec<(String, String)> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates");
@@ -152,7 +152,7 @@ mod tests {
     /// The comments beside the limits say how far.
     #[test]
     fn published_templates_are_far_below_the_limits() {
-        let mut largest = Extent::default();
+        let mut largest = SourceExtent::default();
         let (mut deepest, mut attributes) = (0, 0);
         for (name, source) in published() {
             let source = rewritten(&source);

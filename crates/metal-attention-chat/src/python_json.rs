@@ -5,11 +5,11 @@ use std::fmt::Write;
 use minijinja::value::{ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::python_text::{ExactNumber, float};
+use crate::python_str::{ExactNumber, float};
 
 /// How to write.
 #[derive(Debug, Clone)]
-pub(crate) struct Format {
+pub(crate) struct JsonFormat {
     /// One level of indentation; `None`: all in one line.
     pub indent: Option<String>,
     /// What stands between items.
@@ -22,7 +22,7 @@ pub(crate) struct Format {
     pub sort_keys: bool,
 }
 
-impl Format {
+impl JsonFormat {
     /// The format with Python's default separators.
     pub fn new(indent: Option<String>) -> Self {
         let item_separator = if indent.is_some() { "," } else { ", " }.into();
@@ -31,13 +31,13 @@ impl Format {
 }
 
 /// `value` as text. What JSON has no form for is an error: undefined values, functions, and lists as keys.
-pub(crate) fn dumps(value: &Value, format: &Format) -> Result<String, Error> {
+pub(crate) fn dumps(value: &Value, format: &JsonFormat) -> Result<String, Error> {
     let mut out = String::new();
     write_value(&mut out, value, format, 0)?;
     Ok(out)
 }
 
-fn write_value(out: &mut String, value: &Value, format: &Format, depth: usize) -> Result<(), Error> {
+fn write_value(out: &mut String, value: &Value, format: &JsonFormat, depth: usize) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
         string(out, text, format);
         return Ok(());
@@ -102,7 +102,7 @@ fn list<T>(
     open: char,
     close: char,
     items: &[T],
-    format: &Format,
+    format: &JsonFormat,
     depth: usize,
     write: impl Fn(&mut String, &T) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -125,7 +125,7 @@ fn list<T>(
     Ok(())
 }
 
-fn string(out: &mut String, text: &str, format: &Format) {
+fn string(out: &mut String, text: &str, format: &JsonFormat) {
     // A text always has a JSON form.
     let quoted = serde_json::to_string(text).unwrap_or_default();
     if !format.ensure_ascii {
@@ -156,10 +156,10 @@ mod tests {
         let value =
             json!({"b": [1, 2.0, -0.5, 1e16, 1e-5, 0.0001, 1.5e300], "a": {}, "é\"\n\u{1}": [], "t": [true, null]});
         assert_eq!(
-            dumps(&Value::from(Serde(&value)), &Format::new(None)).unwrap(),
+            dumps(&Value::from(Serde(&value)), &JsonFormat::new(None)).unwrap(),
             r#"{"b": [1, 2.0, -0.5, 1e+16, 1e-05, 0.0001, 1.5e+300], "a": {}, "é\"\n\u0001": [], "t": [true, null]}"#
         );
-        let sorted = Format { sort_keys: true, ensure_ascii: true, ..Format::new(Some("  ".into())) };
+        let sorted = JsonFormat { sort_keys: true, ensure_ascii: true, ..JsonFormat::new(Some("  ".into())) };
         let value = json!({"b": [1, {"c": "é😀"}], "a": {}});
         assert_eq!(
             dumps(&Value::from(Serde(&value)), &sorted).unwrap(),

@@ -4,9 +4,9 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::arguments::{given, integer, invalid, required_text};
+use crate::arguments::{bind_arguments, integer, invalid, required_text};
 use crate::measured::is_measured;
-use crate::python_text::is_printable;
+use crate::python_str::is_printable;
 
 /// The methods of texts.
 const OF_TEXT: &[&str] = &[
@@ -104,7 +104,7 @@ pub(crate) fn is_space(c: char) -> bool {
 }
 
 fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let none = || given(method, args, []).map(drop);
+    let none = || bind_arguments(method, args, []).map(drop);
     Ok(match method {
         "capitalize" => {
             none()?;
@@ -137,24 +137,24 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
         "count" | "find" | "index" | "rfind" | "rindex" => search(text, method, args)?,
         "startswith" | "endswith" => ends(text, method, args)?.into(),
         "expandtabs" => {
-            expanded_tabs(text, integer(given(method, args, ["tabsize"])?[0].as_ref())?.unwrap_or(8)).into()
+            expanded_tabs(text, integer(bind_arguments(method, args, ["tabsize"])?[0].as_ref())?.unwrap_or(8)).into()
         }
         "format" => format(FormatStyle::StrFormat, text, args)?.into(),
         "join" => joined(text, args)?.into(),
         "strip" | "lstrip" | "rstrip" => {
-            let [chars] = given(method, args, [""])?;
+            let [chars] = bind_arguments(method, args, [""])?;
             let chars = chars.filter(|chars| !chars.is_none());
             let chars = chars.as_ref().map(|chars| required_text(method, Some(chars))).transpose()?;
             stripped(text, chars, method != "rstrip", method != "lstrip").into()
         }
         "removeprefix" | "removesuffix" => {
-            let [affix] = given(method, args, [""])?;
+            let [affix] = bind_arguments(method, args, [""])?;
             let affix = required_text(method, affix.as_ref())?;
             let rest = if method == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
             rest.unwrap_or(text).into()
         }
         "partition" | "rpartition" => {
-            let [separator] = given(method, args, [""])?;
+            let [separator] = bind_arguments(method, args, [""])?;
             let separator = required_text(method, separator.as_ref())?;
             if separator.is_empty() {
                 return Err(invalid(format!("{method} needs a separator that is not empty")));
@@ -167,7 +167,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
             Tuple::from(parts.map(Value::from)).into()
         }
         "replace" => {
-            let [old, new, count] = given(method, args, ["", "", "count"])?;
+            let [old, new, count] = bind_arguments(method, args, ["", "", "count"])?;
             let (old, new) = (required_text(method, old.as_ref())?, required_text(method, new.as_ref())?);
             match integer(count.as_ref())?.and_then(|count| usize::try_from(count).ok()) {
                 Some(count) => text.replacen(old, new, count),
@@ -177,7 +177,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
         }
         "split" | "rsplit" => split(text, method, args)?.into(),
         "splitlines" => {
-            let [keep_ends] = given(method, args, ["keepends"])?;
+            let [keep_ends] = bind_arguments(method, args, ["keepends"])?;
             lines(text, keep_ends.is_some_and(|keep| keep.is_true())).into_iter().map(Value::from).collect()
         }
         _ => {
@@ -241,10 +241,10 @@ fn title(text: &str) -> String {
 
 fn padded(text: &str, method: &str, args: &[Value]) -> Result<String, Error> {
     let [width, fill] = if method == "zfill" {
-        let [width] = given(method, args, [""])?;
+        let [width] = bind_arguments(method, args, [""])?;
         [width, Some("0".into())]
     } else {
-        given(method, args, ["", ""])?
+        bind_arguments(method, args, ["", ""])?
     };
     let width = integer(width.as_ref())?
         .ok_or_else(|| Error::new(ErrorKind::MissingArgument, format!("{method} needs a width")))?;
@@ -288,7 +288,7 @@ fn window<'t>(text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Resu
 
 /// Where a text is, or how often, in characters.
 fn search(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let [part, start, end] = given(method, args, ["", "", ""])?;
+    let [part, start, end] = bind_arguments(method, args, ["", "", ""])?;
     let part = required_text(method, part.as_ref())?;
     let within = window(text, start.as_ref(), end.as_ref())?;
     if method == "count" {
@@ -307,7 +307,7 @@ fn search(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
 
 /// Whether a text begins or ends with another, or with one of several.
 fn ends(text: &str, method: &str, args: &[Value]) -> Result<bool, Error> {
-    let [affix, start, end] = given(method, args, ["", "", ""])?;
+    let [affix, start, end] = bind_arguments(method, args, ["", "", ""])?;
     let Some((_, within)) = window(text, start.as_ref(), end.as_ref())? else { return Ok(false) };
     let one = |affix: &Value| {
         let affix = required_text(method, Some(affix))?;
@@ -342,7 +342,7 @@ fn expanded_tabs(text: &str, size: i64) -> String {
 }
 
 fn joined(separator: &str, args: &[Value]) -> Result<String, Error> {
-    let [items] = given("join", args, [""])?;
+    let [items] = bind_arguments("join", args, [""])?;
     let items = items.ok_or_else(|| Error::new(ErrorKind::MissingArgument, "join needs a list"))?;
     let mut out = String::new();
     for (i, item) in items.try_iter()?.enumerate() {
@@ -360,7 +360,7 @@ pub(crate) fn stripped<'t>(text: &'t str, chars: Option<&str>, left: bool, right
 }
 
 fn split(text: &str, method: &str, args: &[Value]) -> Result<Vec<Value>, Error> {
-    let [separator, most] = given(method, args, ["sep", "maxsplit"])?;
+    let [separator, most] = bind_arguments(method, args, ["sep", "maxsplit"])?;
     let from_end = method == "rsplit";
     // Less than none is any number.
     let most = integer(most.as_ref())?.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
@@ -426,12 +426,12 @@ pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 fn of_list(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match method {
         "count" => {
-            let [wanted] = given(method, args, [""])?;
+            let [wanted] = bind_arguments(method, args, [""])?;
             let wanted = wanted.unwrap_or_default();
             Ok(list.try_iter()?.filter(|item| *item == wanted).count().into())
         }
         "index" => {
-            let [wanted, start, end] = given(method, args, ["", "", ""])?;
+            let [wanted, start, end] = bind_arguments(method, args, ["", "", ""])?;
             let wanted = wanted.unwrap_or_default();
             let n = list.len().unwrap_or_default();
             let place = |bound: i64| if bound < 0 { bound.saturating_add_unsigned(n as u64).max(0) } else { bound };
@@ -441,7 +441,7 @@ fn of_list(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
             let found = places.find(|(place, item)| (start..end).contains(place) && *item == wanted);
             found.map(|(place, _)| place.into()).ok_or_else(|| invalid("the value is not in the list"))
         }
-        "copy" => given(method, args, []).map(|[]| list.clone()),
+        "copy" => bind_arguments(method, args, []).map(|[]| list.clone()),
         _ => Err(unknown()),
     }
 }
@@ -450,18 +450,18 @@ fn of_dictionary(dictionary: &Value, method: &str, args: &[Value]) -> Result<Val
     let pairs = || dictionary.as_object().and_then(minijinja::value::DynObject::try_iter_pairs).into_iter().flatten();
     match method {
         "get" => {
-            let [key, default] = given(method, args, ["", ""])?;
+            let [key, default] = bind_arguments(method, args, ["", ""])?;
             let key = key.ok_or_else(|| Error::new(ErrorKind::MissingArgument, "get needs a key"))?;
             let found = dictionary.as_object().and_then(|object| object.get_value(&key));
             Ok(found.or(default).unwrap_or_else(|| ().into()))
         }
-        "keys" => given(method, args, []).map(|[]| pairs().map(|(key, _)| key).collect()),
-        "values" => given(method, args, []).map(|[]| pairs().map(|(_, value)| value).collect()),
+        "keys" => bind_arguments(method, args, []).map(|[]| pairs().map(|(key, _)| key).collect()),
+        "values" => bind_arguments(method, args, []).map(|[]| pairs().map(|(_, value)| value).collect()),
         "items" => {
             let pair = |(key, value)| Value::from(Tuple::from([key, value]));
-            given(method, args, []).map(|[]| pairs().map(pair).collect())
+            bind_arguments(method, args, []).map(|[]| pairs().map(pair).collect())
         }
-        "copy" => given(method, args, []).map(|[]| dictionary.clone()),
+        "copy" => bind_arguments(method, args, []).map(|[]| dictionary.clone()),
         _ => Err(unknown()),
     }
 }
@@ -469,11 +469,11 @@ fn of_dictionary(dictionary: &Value, method: &str, args: &[Value]) -> Result<Val
 fn of_number(number: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match method {
         "is_integer" => {
-            given(method, args, []).map(drop)?;
+            bind_arguments(method, args, []).map(drop)?;
             Ok(f64::try_from(number.clone())?.fract().eq(&0.0).into())
         }
         "bit_length" if number.is_integer() => {
-            given(method, args, []).map(drop)?;
+            bind_arguments(method, args, []).map(drop)?;
             Ok((u128::BITS - i128::try_from(number.clone())?.unsigned_abs().leading_zeros()).into())
         }
         _ => Err(unknown()),

@@ -6,7 +6,7 @@
 use minijinja::machinery::{Token, Tokenizer};
 
 use crate::TemplateLimit;
-use crate::program::{Refusal, syntax};
+use crate::program::{CompileError, syntax};
 
 /// Bytes of a line. In published templates the longest has 1180.
 pub(crate) const MAX_LINE: usize = 60_000;
@@ -19,7 +19,7 @@ pub(crate) const MAX_BLOCKS: usize = 150;
 
 /// A tag that is being read.
 #[derive(Default)]
-struct Tag<'s> {
+struct OpenTag<'s> {
     line: usize,
     parts: usize,
     /// The word that begins it, in `{% %}`.
@@ -31,7 +31,7 @@ struct Tag<'s> {
 
 /// The longest line, tag and name of a template, and the deepest block.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Extent {
+pub(crate) struct SourceExtent {
     pub line: usize,
     pub tag: usize,
     pub name: usize,
@@ -39,8 +39,8 @@ pub(crate) struct Extent {
 }
 
 /// Refuses what is too long or too deep to be parsed.
-pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
-    let mut extent = Extent::default();
+pub(crate) fn scan(source: &str) -> Result<SourceExtent, CompileError> {
+    let mut extent = SourceExtent::default();
     for (i, line) in source.lines().enumerate() {
         extent.line = extent.line.max(line.len());
         if line.len() > MAX_LINE {
@@ -48,7 +48,7 @@ pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
         }
     }
     let mut tokens = Tokenizer::new(source, "", false, syntax());
-    let mut tag = Tag::default();
+    let mut tag = OpenTag::default();
     // For each open block, how many branches it has.
     let mut blocks: Vec<usize> = Vec::new();
     // A text that has no tokens is for the parser to refuse: it says where.
@@ -56,8 +56,8 @@ pub(crate) fn scan(source: &str) -> Result<Extent, Refusal> {
         let line = usize::from(span.start_line);
         tag.parts += 1;
         match token {
-            Token::VariableStart => tag = Tag { line, ..Tag::default() },
-            Token::BlockStart => tag = Tag { line, is_block: true, ..Tag::default() },
+            Token::VariableStart => tag = OpenTag { line, ..OpenTag::default() },
+            Token::BlockStart => tag = OpenTag { line, is_block: true, ..OpenTag::default() },
             Token::Ident(name) => {
                 extent.name = extent.name.max(name.len());
                 if name.len() > MAX_NAME {

@@ -12,7 +12,7 @@ use crate::exact_json;
 use crate::history::{completed, instructs, variants};
 use crate::literals::{Marker, PrivateUse};
 use crate::program::Program;
-use crate::tool_calls::{Telling, Tools, derived, in_plain_words};
+use crate::tool_calls::{TemplateToolSupport, ToolPlacement, derived, with_tools_as_text};
 use crate::{Message, Prompt, ReasoningMarkers, Role, TemplateError, Tool, ToolCall, ToolCallParser, ToolFormat};
 
 /// What errors call the templates.
@@ -174,7 +174,8 @@ impl ChatTemplate {
     /// Whether the template tells the model of tools itself. Where it does not, they are described in plain words, which
     /// models that were not trained with tools follow badly.
     pub fn knows_tools(&self) -> bool {
-        self.takes_functions_as_text() || Telling::of_template(self.source_for_tools()).tools != Tools::Nowhere
+        self.takes_functions_as_text()
+            || TemplateToolSupport::of_template(self.source_for_tools()).tools != ToolPlacement::Nowhere
     }
 
     /// How the model writes tool calls.
@@ -288,16 +289,16 @@ impl ChatTemplate {
     }
 
     pub(crate) fn render_variant(&self, request: &RenderRequest<'_>) -> Result<Prompt, TemplateError> {
-        let telling = Telling::of_template(self.source_for_tools());
+        let support = TemplateToolSupport::of_template(self.source_for_tools());
         if self.takes_functions_as_text() {
             return self.render_known(request, None);
         }
-        if telling.suffices(request.messages, request.tools) {
+        if support.suffices(request.messages, request.tools) {
             return self.render_known(request, None);
         }
-        let messages = in_plain_words(telling, request.messages, request.tools);
-        let tools = if telling.tools == Tools::Variable { request.tools } else { &[] };
-        let in_message = telling.in_system_message(request.tools).filter(|_| !request.tools.is_empty());
+        let messages = with_tools_as_text(support, request.messages, request.tools);
+        let tools = if support.tools == ToolPlacement::Variable { request.tools } else { &[] };
+        let in_message = support.in_system_message(request.tools).filter(|_| !request.tools.is_empty());
         self.render_known(&RenderRequest { messages: &messages, tools, ..*request }, in_message.as_ref())
     }
 
@@ -348,7 +349,7 @@ impl ChatTemplate {
     fn context(&self, request: &RenderRequest<'_>, marker: &Marker<'_>) -> Map<String, Json> {
         let mut context = self.tokens.clone();
         let tools: Vec<_> = request.tools.iter().map(|tool| marker.mark_value(tool.as_value())).collect();
-        let fields = Fields::of(self.source_for_tools());
+        let fields = MessageFields::of(self.source_for_tools());
         context.insert("messages".into(), request.messages.iter().map(|m| self.message(m, fields, marker)).collect());
         context.insert("tools".into(), if tools.is_empty() { Json::Null } else { tools.clone().into() });
         context.insert("documents".into(), Json::Null);
@@ -369,20 +370,20 @@ impl ChatTemplate {
     }
 
     /// A message as templates expect it: arguments of calls are objects, and what is not there is missing.
-    fn message(&self, message: &Message, names: Fields, marker: &Marker<'_>) -> Json {
+    fn message(&self, message: &Message, names: MessageFields, marker: &Marker<'_>) -> Json {
         let role = match message.role {
             Role::Developer if !self.source.contains("developer") => Role::System,
             role => role,
         };
         let mut fields = Map::new();
-        let role_name = if role == Role::Tool { names.telling.role_of_results() } else { role.name() };
+        let role_name = if role == Role::Tool { names.support.role_of_results() } else { role.name() };
         fields.insert("role".into(), role_name.into());
         let content = match &message.content {
             None if message.tool_calls.is_empty() || self.null_content_is_empty => Some(""),
             content => content.as_deref(),
         };
         let content = content.map(|text| marker.mark(text));
-        let content = match names.telling.in_text(&message.tool_calls) {
+        let content = match names.support.in_text(&message.tool_calls) {
             Some([start, calls, end]) => Some(content.unwrap_or_default() + &start + &marker.mark(&calls) + &end),
             None => content,
         };
@@ -395,7 +396,7 @@ impl ChatTemplate {
             ("reasoning_content", &message.reasoning_content),
             ("thinking", thinking),
             ("tool_call_id", &message.tool_call_id),
-            (if role == Role::Assistant { names.telling.field_of_name() } else { "name" }, &message.name),
+            (if role == Role::Assistant { names.support.field_of_name() } else { "name" }, &message.name),
         ] {
             if let Some(text) = text {
                 fields.insert(name.into(), marker.mark(text).into());
@@ -513,19 +514,19 @@ fn date_and_time(now: Option<SystemTime>) -> String {
 
 /// What a template calls the fields of a message.
 #[derive(Debug, Clone, Copy)]
-struct Fields {
-    telling: Telling,
+struct MessageFields {
+    support: TemplateToolSupport,
     /// Thoughts are in `thinking`.
     has_thinking: bool,
     /// Messages that call a tool have thoughts or a text there.
     either_thinking_or_text: bool,
 }
 
-impl Fields {
+impl MessageFields {
     /// Those that the template of this text knows.
     fn of(source: &str) -> Self {
         Self {
-            telling: Telling::of_template(source),
+            support: TemplateToolSupport::of_template(source),
             has_thinking: source.contains("message.thinking"),
             either_thinking_or_text: ToolFormat::known(source) == Some(ToolFormat::Harmony),
         }

@@ -14,7 +14,7 @@ pub const HARMONY_ANSWER: &str = "<|channel|>final<|message|>";
 /// How hard a model thinks: the values of OpenAI's `reasoning_effort`, the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Effort {
+pub enum ReasoningEffort {
     /// Not at all.
     None,
     /// As little as it can.
@@ -31,7 +31,7 @@ pub enum Effort {
     Max,
 }
 
-impl Effort {
+impl ReasoningEffort {
     /// All values, the least first.
     pub const ALL: [Self; 7] = [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::Xhigh, Self::Max];
 
@@ -76,13 +76,13 @@ impl Effort {
 pub enum Thinking {
     /// It does.
     On,
-    /// It does so hard; [`Effort::None`]: it does not.
-    Effort(Effort),
+    /// It does so hard; [`ReasoningEffort::None`]: it does not.
+    Effort(ReasoningEffort),
 }
 
 impl Thinking {
     /// It does not.
-    pub const OFF: Self = Self::Effort(Effort::None);
+    pub const OFF: Self = Self::Effort(ReasoningEffort::None);
 }
 
 impl fmt::Display for Thinking {
@@ -102,7 +102,7 @@ impl FromStr for Thinking {
         match text {
             "true" | "on" | "yes" => Ok(Self::On),
             "false" | "off" | "no" => Ok(Self::OFF),
-            name => match Effort::ALL.into_iter().find(|effort| effort.name() == name) {
+            name => match ReasoningEffort::ALL.into_iter().find(|effort| effort.name() == name) {
                 Some(effort) => Ok(Self::Effort(effort)),
                 None => Err("it is true, false, none, minimal, low, medium, high, xhigh or max".into()),
             },
@@ -128,10 +128,10 @@ impl ChatTemplate {
         };
         match thinking {
             Thinking::On => set("enable_thinking", true.into()) || set("thinking", true.into()),
-            Thinking::Effort(Effort::None) => {
+            Thinking::Effort(ReasoningEffort::None) => {
                 let switched = set("enable_thinking", false.into()) || set("thinking", false.into());
                 let budget = set("thinking_budget", 0.into());
-                let effort = Effort::None.for_template(self);
+                let effort = ReasoningEffort::None.for_template(self);
                 effort.is_some_and(|value| set("reasoning_effort", value.into())) || switched || budget
             }
             Thinking::Effort(effort) => {
@@ -215,7 +215,7 @@ mod tests {
         let source = "{% if reasoning_effort not in ['high', 'low', 'no_think'] %}{% endif %}";
         let listed = ChatTemplate::new(source).unwrap();
         assert_eq!(
-            Effort::ALL.map(|effort| effort.for_template(&listed)),
+            ReasoningEffort::ALL.map(|effort| effort.for_template(&listed)),
             [Some("no_think"), Some("low"), Some("low"), Some("high"), Some("high"), Some("high"), Some("high")]
         );
     }

@@ -103,7 +103,7 @@ pub fn parse(text: &str) -> Result<Command, String> {
 
 #[cfg(test)]
 mod tests {
-    use metal_attention_chat::Effort;
+    use metal_attention_chat::ReasoningEffort;
 
     use super::*;
 
@@ -121,7 +121,7 @@ mod tests {
             ("/set", Command::Set(None)),
             ("/set temp  0.5", Command::Set(Some(("temp".into(), "0.5".into())))),
             ("/set think", Command::Think(Thinking::On)),
-            ("/set think  high", Command::Think(Thinking::Effort(Effort::High))),
+            ("/set think  high", Command::Think(Thinking::Effort(ReasoningEffort::High))),
             ("/set nothink", Command::Think(Thinking::OFF)),
             ("/exit", Command::Exit),
             ("/bye", Command::Exit),

@@ -20,9 +20,9 @@ pub(super) enum CallPart {
 
 /// How far a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum CallProgress {
     /// More has to come.
-    Open,
+    Incomplete,
     /// The call is complete.
     Done,
     /// This is no call.
@@ -31,7 +31,7 @@ pub(super) enum Progress {
 
 /// Reads a call as it comes.
 #[derive(Debug)]
-pub(super) enum Call {
+pub(super) enum CallReader {
     /// A JSON object.
     Json(CallJson),
     /// Arguments in tags.
@@ -44,9 +44,9 @@ pub(super) enum Call {
     Derived(Box<CallDerived>),
 }
 
-impl Call {
+impl CallReader {
     /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+    pub fn push(&mut self, c: char) -> CallProgress {
         match self {
             Self::Json(call) => call.push(c),
             Self::Tags(call) => call.push(c),

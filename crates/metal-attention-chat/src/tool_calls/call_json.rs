@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::call::{CallPart, Progress, add_arguments};
-use super::lenient_json::{LenientJson, Step};
+use super::call::{CallPart, CallProgress, add_arguments};
+use super::lenient_json::{JsonStep, LenientJson};
 
 /// Reads `{"name": ..., "arguments": {...}}`, whose keys may come in any order and have other names that models use. What
 /// is not quite JSON is mended ([`LenientJson`]).
 #[derive(Debug)]
 pub(super) struct CallJson {
-    state: State,
+    state: JsonCallState,
     key: String,
     /// The key or value that is being read.
     reader: LenientJson,
@@ -26,7 +26,7 @@ pub(super) struct CallJson {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum JsonCallState {
     Start,
     /// Before a key; `first`: nothing was read in the object.
     Key {
@@ -49,7 +49,7 @@ impl CallJson {
     /// A call that begins with the next `{`.
     pub fn new() -> Self {
         Self {
-            state: State::Start,
+            state: JsonCallState::Start,
             key: String::new(),
             reader: LenientJson::new(),
             name: None,
@@ -64,7 +64,13 @@ impl CallJson {
 
     /// The arguments of the function `name`, which begin with the next `{`.
     pub fn arguments_of(name: String) -> Self {
-        Self { state: State::Value, key: ARGUMENTS[0].into(), name: Some(name), is_arguments: true, ..Self::new() }
+        Self {
+            state: JsonCallState::Value,
+            key: ARGUMENTS[0].into(),
+            name: Some(name),
+            is_arguments: true,
+            ..Self::new()
+        }
     }
 
     /// The function, once it was read: the call may still turn out to be none.
@@ -88,97 +94,101 @@ impl CallJson {
     }
 
     /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Progress {
+    pub fn push(&mut self, c: char) -> CallProgress {
         self.state = self.next(c);
         match self.state {
-            State::Done => Progress::Done,
-            State::NoCall => Progress::NoCall,
-            State::Start
-            | State::Key { .. }
-            | State::InKey
-            | State::Colon
-            | State::Value
-            | State::InValue
-            | State::InArguments => Progress::Open,
+            JsonCallState::Done => CallProgress::Done,
+            JsonCallState::NoCall => CallProgress::NoCall,
+            JsonCallState::Start
+            | JsonCallState::Key { .. }
+            | JsonCallState::InKey
+            | JsonCallState::Colon
+            | JsonCallState::Value
+            | JsonCallState::InValue
+            | JsonCallState::InArguments => CallProgress::Incomplete,
         }
     }
 
-    fn next(&mut self, c: char) -> State {
+    fn next(&mut self, c: char) -> JsonCallState {
         let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
         match self.state {
-            State::Start if is_blank => State::Start,
-            State::Start if c == '{' => State::Key { first: true },
-            State::Key { first } if is_blank || (c == ',' && !first) => State::Key { first },
-            State::Key { .. } if matches!(c, '"' | '\'') => self.read(c, State::InKey),
-            State::Key { first: false } if c != '}' => self.missing_brace(c),
-            State::Key { .. } if c == '}' => self.end(),
-            State::InKey => match self.reader.push(c) {
-                Step::More => State::InKey,
-                step @ (Step::Done | Step::Before) => {
+            JsonCallState::Start if is_blank => JsonCallState::Start,
+            JsonCallState::Start if c == '{' => JsonCallState::Key { first: true },
+            JsonCallState::Key { first } if is_blank || (c == ',' && !first) => JsonCallState::Key { first },
+            JsonCallState::Key { .. } if matches!(c, '"' | '\'') => self.read(c, JsonCallState::InKey),
+            JsonCallState::Key { first: false } if c != '}' => self.missing_brace(c),
+            JsonCallState::Key { .. } if c == '}' => self.end(),
+            JsonCallState::InKey => match self.reader.push(c) {
+                JsonStep::More => JsonCallState::InKey,
+                step @ (JsonStep::Done | JsonStep::Before) => {
                     self.key = serde_json::from_str(&self.reader.take()).unwrap_or_default();
-                    self.state = State::Colon;
-                    if step == Step::Before { self.next(c) } else { State::Colon }
+                    self.state = JsonCallState::Colon;
+                    if step == JsonStep::Before { self.next(c) } else { JsonCallState::Colon }
                 }
             },
-            State::Colon if is_blank => State::Colon,
-            State::Colon if c == ':' => State::Value,
-            State::Value if is_blank => State::Value,
-            State::Value if self.is_arguments && c != '{' => State::NoCall,
-            State::Value if c == '{' && ARGUMENTS.contains(&&*self.key) && !self.has_arguments => {
+            JsonCallState::Colon if is_blank => JsonCallState::Colon,
+            JsonCallState::Colon if c == ':' => JsonCallState::Value,
+            JsonCallState::Value if is_blank => JsonCallState::Value,
+            JsonCallState::Value if self.is_arguments && c != '{' => JsonCallState::NoCall,
+            JsonCallState::Value if c == '{' && ARGUMENTS.contains(&&*self.key) && !self.has_arguments => {
                 self.has_arguments = true;
                 self.begin();
-                self.read(c, State::InArguments)
+                self.read(c, JsonCallState::InArguments)
             }
-            State::Value if matches!(c, ',' | '}' | ']' | ':') => State::NoCall,
-            State::Value => self.read(c, State::InValue),
-            State::InArguments => self.in_arguments(c),
-            State::InValue => match self.reader.push(c) {
-                Step::More => State::InValue,
-                Step::Done => self.end_of_value(),
-                Step::Before => {
+            JsonCallState::Value if matches!(c, ',' | '}' | ']' | ':') => JsonCallState::NoCall,
+            JsonCallState::Value => self.read(c, JsonCallState::InValue),
+            JsonCallState::InArguments => self.in_arguments(c),
+            JsonCallState::InValue => match self.reader.push(c) {
+                JsonStep::More => JsonCallState::InValue,
+                JsonStep::Done => self.end_of_value(),
+                JsonStep::Before => {
                     self.state = self.end_of_value();
-                    if self.state == State::NoCall { State::NoCall } else { self.next(c) }
+                    if self.state == JsonCallState::NoCall { JsonCallState::NoCall } else { self.next(c) }
                 }
             },
-            State::Start | State::Key { .. } | State::Colon | State::Done | State::NoCall => State::NoCall,
+            JsonCallState::Start
+            | JsonCallState::Key { .. }
+            | JsonCallState::Colon
+            | JsonCallState::Done
+            | JsonCallState::NoCall => JsonCallState::NoCall,
         }
     }
 
     /// Begins a key or a value with `c`.
-    fn read(&mut self, c: char, state: State) -> State {
+    fn read(&mut self, c: char, state: JsonCallState) -> JsonCallState {
         self.reader = LenientJson::new();
         self.state = state;
-        if state == State::InArguments {
+        if state == JsonCallState::InArguments {
             return self.in_arguments(c);
         }
         match self.reader.push(c) {
-            Step::More => state,
-            Step::Done | Step::Before => State::NoCall,
+            JsonStep::More => state,
+            JsonStep::Done | JsonStep::Before => JsonCallState::NoCall,
         }
     }
 
-    fn in_arguments(&mut self, c: char) -> State {
+    fn in_arguments(&mut self, c: char) -> JsonCallState {
         let step = self.reader.push(c);
         let json = self.reader.take();
         self.arguments(&json);
         match step {
-            Step::More => State::InArguments,
-            Step::Done if self.is_arguments => State::Done,
-            Step::Done => State::Key { first: false },
-            Step::Before => self.missing_brace(c),
+            JsonStep::More => JsonCallState::InArguments,
+            JsonStep::Done if self.is_arguments => JsonCallState::Done,
+            JsonStep::Done => JsonCallState::Key { first: false },
+            JsonStep::Before => self.missing_brace(c),
         }
     }
 
     /// `c` follows an object without its brace: a call that has all it takes ends before that.
-    fn missing_brace(&mut self, c: char) -> State {
+    fn missing_brace(&mut self, c: char) -> JsonCallState {
         let state = self.end();
-        if state == State::Done {
+        if state == JsonCallState::Done {
             self.unread.push(c);
         }
         state
     }
 
-    fn end_of_value(&mut self) -> State {
+    fn end_of_value(&mut self) -> JsonCallState {
         let text = self.reader.take();
         let is_arguments = ARGUMENTS.contains(&&*self.key) && !self.has_arguments;
         match serde_json::from_str::<Value>(&text) {
@@ -199,47 +209,47 @@ impl CallJson {
                         self.begin();
                         self.arguments(&arguments.to_string());
                     }
-                    Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => return State::NoCall,
+                    Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => return JsonCallState::NoCall,
                 }
             }
-            Ok(_) if is_arguments => return State::NoCall,
+            Ok(_) if is_arguments => return JsonCallState::NoCall,
             // A number that Rust cannot hold, or values too deep.
-            Err(_) if is_arguments || NAMES.contains(&&*self.key) => return State::NoCall,
+            Err(_) if is_arguments || NAMES.contains(&&*self.key) => return JsonCallState::NoCall,
             // Other keys do not matter.
             Ok(_) | Err(_) => {}
         }
-        State::Key { first: false }
+        JsonCallState::Key { first: false }
     }
 
     /// Arguments that are a text: an object, or nothing.
-    fn text_of_arguments(&mut self, text: &str) -> State {
+    fn text_of_arguments(&mut self, text: &str) -> JsonCallState {
         let text = text.trim();
         if matches!(text, "" | "null") {
-            return State::Key { first: false };
+            return JsonCallState::Key { first: false };
         }
         let mut reader = LenientJson::new();
-        let n = text.chars().take_while(|&c| reader.push(c) == Step::More).count();
+        let n = text.chars().take_while(|&c| reader.push(c) == JsonStep::More).count();
         if !text.starts_with('{') || n + 1 < text.chars().count() {
-            return State::NoCall;
+            return JsonCallState::NoCall;
         }
         reader.finish();
         self.has_arguments = true;
         self.begin();
         self.arguments(&reader.take());
-        State::Key { first: false }
+        JsonCallState::Key { first: false }
     }
 
     /// The end of the object.
-    fn end(&mut self) -> State {
+    fn end(&mut self) -> JsonCallState {
         if self.name.is_none() {
-            return State::NoCall;
+            return JsonCallState::NoCall;
         }
         self.begin();
         if !self.has_arguments {
             self.has_arguments = true;
             self.arguments("{}");
         }
-        State::Done
+        JsonCallState::Done
     }
 
     fn set_name(&mut self, name: String) {
@@ -277,20 +287,20 @@ impl CallJson {
     /// than its brace is complete.
     pub fn cut_short(&mut self) {
         match self.state {
-            State::InArguments => {
+            JsonCallState::InArguments => {
                 self.reader.finish();
                 let json = self.reader.take();
                 self.arguments(&json);
             }
-            State::Key { first: false } => drop(self.end()),
-            State::Start
-            | State::Key { first: true }
-            | State::InKey
-            | State::Colon
-            | State::Value
-            | State::InValue
-            | State::Done
-            | State::NoCall => {}
+            JsonCallState::Key { first: false } => drop(self.end()),
+            JsonCallState::Start
+            | JsonCallState::Key { first: true }
+            | JsonCallState::InKey
+            | JsonCallState::Colon
+            | JsonCallState::Value
+            | JsonCallState::InValue
+            | JsonCallState::Done
+            | JsonCallState::NoCall => {}
         }
     }
 }
@@ -299,12 +309,12 @@ impl CallJson {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> (Option<String>, String, Progress) {
+    fn read(text: &str) -> (Option<String>, String, CallProgress) {
         let mut call = CallJson::new();
-        let mut progress = Progress::Open;
+        let mut progress = CallProgress::Incomplete;
         for c in text.chars() {
             progress = call.push(c);
-            if progress != Progress::Open {
+            if progress != CallProgress::Incomplete {
                 break;
             }
         }
@@ -336,7 +346,7 @@ mod tests {
             (r#"{"name": "f", "arguments": {"a": 1}</tool_call>"#, r#"{"a": 1}"#),
             (r#"{"name": "f", "arguments": {"a": 1e400}, "id": 1e400}"#, r#"{"a": 1e400}"#),
         ] {
-            assert_eq!(read(text), (Some("f".into()), arguments.into(), Progress::Done), "{text}");
+            assert_eq!(read(text), (Some("f".into()), arguments.into(), CallProgress::Done), "{text}");
         }
     }
 
@@ -352,8 +362,8 @@ mod tests {
             r#"{"name": "f", "arguments": "x y"}"#,
             r#"{"name": "f", "arguments": 1}"#,
         ] {
-            assert_eq!((read(text).0, read(text).2), (None, Progress::NoCall), "{text}");
+            assert_eq!((read(text).0, read(text).2), (None, CallProgress::NoCall), "{text}");
         }
-        assert_eq!(read(r#"{"name": "f", "argum"#), (None, String::new(), Progress::Open));
+        assert_eq!(read(r#"{"name": "f", "argum"#), (None, String::new(), CallProgress::Incomplete));
     }
 }

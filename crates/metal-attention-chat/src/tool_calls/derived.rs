@@ -68,7 +68,7 @@ pub(super) struct DerivedTags {
     pub before_key: String,
     /// Between a key and its value; with a flag, between a key and that.
     pub after_key: String,
-    pub flag: Option<Flag>,
+    pub flag: Option<ValueKindFlag>,
     pub after_value: String,
     /// A text may stand in `<![CDATA[` and `]]>`.
     pub cdata: bool,
@@ -76,7 +76,7 @@ pub(super) struct DerivedTags {
 
 /// A word that tells the kind of a value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Flag {
+pub(super) struct ValueKindFlag {
     /// Of a text.
     pub text: String,
     /// Of other values.

@@ -4,7 +4,7 @@ use metal_attention_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::derived::{DerivedArguments, DerivedMarks};
-use super::grammar_values::{Arguments, MAX_EFFORT, Style};
+use super::grammar_values::{ArgumentStyle, ArgumentsGrammar, MAX_EFFORT};
 use super::syntax::{ARGS, DEEPSEEK_SEPARATOR, GEMMA_QUOTE, Syntax};
 use super::{DerivedFormat, ToolFormat, call_python};
 use crate::{ReasoningMarkers, Tool};
@@ -23,7 +23,7 @@ impl ToolFormat {
         thinking: Option<ReasoningMarkers>,
         tokenizer: Option<&Tokenizer>,
     ) -> String {
-        let marks = Marks { tokenizer };
+        let marks = MarkEncoder { tokenizer };
         let mark = |text: &str| marks.mark(text);
         let list = |separator: &str| {
             let more = if parallel { format!(" ({separator}call)*") } else { String::new() };
@@ -92,7 +92,7 @@ impl ToolFormat {
             let any = json!({"type": "object"});
             let schema = tool.parameters().unwrap_or(&any);
             let call = if let Some(notation) = self.notation(tool.name(), &marks) {
-                let mut arguments = Arguments::new(i, schema, notation.style, &marks, effort);
+                let mut arguments = ArgumentsGrammar::new(i, schema, notation.style, &marks, effort);
                 let expression = arguments.expression();
                 effort = arguments.effort;
                 rules.append(&mut arguments.rules);
@@ -114,7 +114,7 @@ impl ToolFormat {
         thinking: Option<ReasoningMarkers>,
         tokenizer: Option<&Tokenizer>,
     ) -> Option<String> {
-        let marks = Marks { tokenizer };
+        let marks = MarkEncoder { tokenizer };
         let answer = match (self, thinking) {
             (Self::Harmony, _) => {
                 format!("analysis? {} \"final\" {} text", marks.mark("<|channel|>"), marks.mark("<|message|>"))
@@ -128,7 +128,7 @@ impl ToolFormat {
     }
 
     /// The first rules: thoughts, where there are some, and `rest`.
-    fn beginning(self, rest: &str, thinking: Option<ReasoningMarkers>, marks: &Marks<'_>) -> Vec<String> {
+    fn beginning(self, rest: &str, thinking: Option<ReasoningMarkers>, marks: &MarkEncoder<'_>) -> Vec<String> {
         let thoughts = if thinking.is_some() { "thoughts SPACE " } else { "" };
         let mut rules = vec![format!("start: {thoughts}{rest}")];
         if let Some(markers) = thinking {
@@ -145,35 +145,39 @@ impl ToolFormat {
     }
 
     /// How a call of the function `name` is written whose arguments are no JSON object.
-    fn notation(self, name: &str, marks: &Marks<'_>) -> Option<Notation> {
-        let function = |end_of_key: &str, end| Notation {
+    fn notation(self, name: &str, marks: &MarkEncoder<'_>) -> Option<CallNotation> {
+        let function = |end_of_key: &str, end| CallNotation {
             before: format!("<function={name}>\n"),
-            style: Style::Tags { key: (literal("<parameter="), literal(end_of_key)), value: String::new(), end },
+            style: ArgumentStyle::Tags {
+                key: (literal("<parameter="), literal(end_of_key)),
+                value: String::new(),
+                end,
+            },
             after: "</function>",
         };
         match self {
             Self::FunctionTags => Some(function(">\n", "\n</parameter>\n")),
             Self::Seed => Some(function(">", "</parameter>\n")),
-            Self::Glm => Some(Notation {
+            Self::Glm => Some(CallNotation {
                 before: format!("{name}\n"),
-                style: Style::Tags {
+                style: ArgumentStyle::Tags {
                     key: (marks.mark("<arg_key>"), marks.mark("</arg_key>")),
                     value: format!("\"\\n\" {}", marks.mark("<arg_value>")),
                     end: "</arg_value>",
                 },
                 after: "",
             }),
-            Self::Gemma => Some(Notation {
+            Self::Gemma => Some(CallNotation {
                 before: format!("call:{name}{{"),
-                style: Style::Gemma { quote: GEMMA_QUOTE },
+                style: ArgumentStyle::Gemma { quote: GEMMA_QUOTE },
                 after: "}",
             }),
             Self::Pythonic if call_python::is_name(name) => {
-                Some(Notation { before: format!("{name}("), style: Style::Python, after: ")" })
+                Some(CallNotation { before: format!("{name}("), style: ArgumentStyle::Python, after: ")" })
             }
             Self::Derived(DerivedFormat { marks: derived, .. }) => match &derived.arguments {
                 DerivedArguments::Tags(tags) => {
-                    Some(Notation { before: derived.header(name), style: Style::Derived(tags), after: "" })
+                    Some(CallNotation { before: derived.header(name), style: ArgumentStyle::Derived(tags), after: "" })
                 }
                 DerivedArguments::Json | DerivedArguments::Object(_) => None,
             },
@@ -195,7 +199,7 @@ impl ToolFormat {
     }
 
     /// A call of the function `name` whose arguments are the JSON object of the rule `arguments`.
-    fn json_call(self, name: &str, arguments: &str, marks: &Marks<'_>) -> String {
+    fn json_call(self, name: &str, arguments: &str, marks: &MarkEncoder<'_>) -> String {
         let mark = |text: &str| marks.mark(text);
         let object = |open: &str, key: &str| {
             let open = literal(&format!("{open}: {}, \"{key}\": ", json!(name)));
@@ -243,9 +247,9 @@ impl ToolFormat {
 }
 
 /// A call whose arguments are no JSON object.
-struct Notation {
+struct CallNotation {
     before: String,
-    style: Style,
+    style: ArgumentStyle,
     after: &'static str,
 }
 
@@ -255,11 +259,11 @@ pub(super) fn literal(text: &str) -> String {
 }
 
 /// Tells which texts are tokens.
-pub(super) struct Marks<'t> {
+pub(super) struct MarkEncoder<'t> {
     tokenizer: Option<&'t Tokenizer>,
 }
 
-impl Marks<'_> {
+impl MarkEncoder<'_> {
     /// A token by its number where `text` is a control token, else the text.
     pub fn mark(&self, text: &str) -> String {
         self.token(text).unwrap_or_else(|| literal(text))

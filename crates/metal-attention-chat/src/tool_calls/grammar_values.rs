@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::derived::DerivedTags;
-use super::grammar::{Marks, literal};
+use super::grammar::{MarkEncoder, literal};
 
 /// How arguments are written.
 #[derive(Debug, Clone)]
-pub(super) enum Style {
+pub(super) enum ArgumentStyle {
     /// Each key and each value in tags of its own; a text stands there as it is.
     Tags {
         /// Around a key.
@@ -36,12 +36,12 @@ const MAX_DEPTH: usize = 8;
 pub(super) const MAX_EFFORT: usize = 1 << 20;
 
 /// Makes the rules for the arguments of a function.
-pub(super) struct Arguments<'a> {
+pub(super) struct ArgumentsGrammar<'a> {
     /// The function's number, for the names of rules.
     function: usize,
     schema: &'a Value,
-    style: Style,
-    marks: &'a Marks<'a>,
+    style: ArgumentStyle,
+    marks: &'a MarkEncoder<'a>,
     /// What was made so far.
     pub rules: Vec<String>,
     n_rules: usize,
@@ -52,8 +52,14 @@ pub(super) struct Arguments<'a> {
     pub effort: usize,
 }
 
-impl<'a> Arguments<'a> {
-    pub fn new(function: usize, schema: &'a Value, style: Style, marks: &'a Marks<'a>, effort: usize) -> Self {
+impl<'a> ArgumentsGrammar<'a> {
+    pub fn new(
+        function: usize,
+        schema: &'a Value,
+        style: ArgumentStyle,
+        marks: &'a MarkEncoder<'a>,
+        effort: usize,
+    ) -> Self {
         let size = schema.to_string().len();
         Self { function, schema, style, marks, rules: Vec::new(), n_rules: 0, any: false, size, effort }
     }
@@ -69,7 +75,7 @@ impl<'a> Arguments<'a> {
     pub fn expression(&mut self) -> String {
         let schema = self.schema;
         match self.style.clone() {
-            Style::Tags { key, value, end } => {
+            ArgumentStyle::Tags { key, value, end } => {
                 let mut all = Vec::new();
                 for (name, schema, required) in properties(schema) {
                     let line = if end.ends_with('\n') { "" } else { " \"\\n\"" };
@@ -79,12 +85,12 @@ impl<'a> Arguments<'a> {
                 }
                 all.join(" ")
             }
-            Style::Derived(tags) => {
+            ArgumentStyle::Derived(tags) => {
                 let marks = self.marks;
                 let before = marks.text(&tags.before_key);
                 let mut all = Vec::new();
                 for (name, schema, required) in properties(schema) {
-                    let is_text = !matches!(texts(self.referred(schema)), Texts::None);
+                    let is_text = !matches!(string_constraint(self.referred(schema)), StringConstraint::None);
                     let word = match &tags.flag {
                         Some(flag) => format!("{}{}", if is_text { &flag.text } else { &flag.other }, flag.after),
                         None => String::new(),
@@ -96,8 +102,8 @@ impl<'a> Arguments<'a> {
                 }
                 all.join(" ")
             }
-            Style::Gemma { quote } => self.gemma_members(schema, quote, 0),
-            Style::Python => self.members(schema, ", ", |arguments, name, schema| {
+            ArgumentStyle::Gemma { quote } => self.gemma_members(schema, quote, 0),
+            ArgumentStyle::Python => self.members(schema, ", ", |arguments, name, schema| {
                 let value = arguments.python(schema);
                 if is_identifier(name) {
                     return format!("{} {value}", literal(&format!("{name}=")));
@@ -120,12 +126,12 @@ impl<'a> Arguments<'a> {
     fn tagged(&mut self, schema: &Value, end: &str) -> String {
         let marks = self.marks;
         let schema = self.referred(schema);
-        match texts(schema) {
-            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+        match string_constraint(schema) {
+            StringConstraint::OneOf(texts) if self.affords(length(&texts)) => {
                 format!("({}) {}", alternatives(&texts), marks.mark(end))
             }
-            Texts::Any | Texts::OneOf(_) => self.rule(|name| marks.text_up_to(name, end)),
-            Texts::None => {
+            StringConstraint::Any | StringConstraint::OneOf(_) => self.rule(|name| marks.text_up_to(name, end)),
+            StringConstraint::None => {
                 let schema = self.with_definitions(schema);
                 let json = self.rule(|name| format!("{name}: %json {schema}"));
                 format!("{json} {}", marks.mark(end))
@@ -220,15 +226,15 @@ impl<'a> Arguments<'a> {
             return self.any_value(quote);
         }
         let schema = self.referred(schema);
-        match texts(schema) {
-            Texts::OneOf(texts) if self.affords(length(&texts)) => {
+        match string_constraint(schema) {
+            StringConstraint::OneOf(texts) if self.affords(length(&texts)) => {
                 return format!("{mark} ({}) {mark}", alternatives(&texts));
             }
-            Texts::Any | Texts::OneOf(_) => {
+            StringConstraint::Any | StringConstraint::OneOf(_) => {
                 let text = self.rule(|name| marks.text_up_to(name, quote));
                 return format!("{mark} {text}");
             }
-            Texts::None => {}
+            StringConstraint::None => {}
         }
         if let Some(alternatives) = self.gemma_union(schema, quote, depth) {
             return alternatives;
@@ -332,7 +338,7 @@ fn properties(schema: &Value) -> Vec<(&str, &Value, bool)> {
 }
 
 /// What a schema says of texts.
-enum Texts<'a> {
+enum StringConstraint<'a> {
     /// Any text.
     Any,
     /// One of these.
@@ -341,7 +347,7 @@ enum Texts<'a> {
     None,
 }
 
-fn texts(schema: &Value) -> Texts<'_> {
+fn string_constraint(schema: &Value) -> StringConstraint<'_> {
     let kind = schema.get("type").and_then(Value::as_str);
     let values = match (schema.get("enum"), schema.get("const")) {
         (Some(Value::Array(values)), _) => Some(values.as_slice()),
@@ -350,9 +356,9 @@ fn texts(schema: &Value) -> Texts<'_> {
     };
     let texts = values.and_then(|values| values.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
     match (kind, texts) {
-        (Some("string") | None, Some(texts)) if !texts.is_empty() => Texts::OneOf(texts),
-        (Some("string"), _) => Texts::Any,
-        (Some(_) | None, _) => Texts::None,
+        (Some("string") | None, Some(texts)) if !texts.is_empty() => StringConstraint::OneOf(texts),
+        (Some("string"), _) => StringConstraint::Any,
+        (Some(_) | None, _) => StringConstraint::None,
     }
 }
 

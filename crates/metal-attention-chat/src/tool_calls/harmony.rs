@@ -22,9 +22,9 @@ pub(super) enum Channel {
 
 /// What a message's header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Header {
+pub(super) enum HeaderMatch {
     /// More has to come.
-    Open,
+    Incomplete,
     /// The message, which begins so many bytes later.
     Of(Channel, usize),
     /// This is none.
@@ -32,17 +32,17 @@ pub(super) enum Header {
 }
 
 /// The header that `text` begins with; at most `longest` bytes are one.
-pub(super) fn header(text: &str, longest: usize) -> Header {
+pub(super) fn header(text: &str, longest: usize) -> HeaderMatch {
     let begun = text.trim_start();
     let beginnings = [START, CHANNEL, "to="];
     if !beginnings.iter().any(|b| begun.starts_with(b) || b.starts_with(begun)) {
-        return Header::None;
+        return HeaderMatch::None;
     }
     match text.find(MESSAGE) {
-        Some(at) if at <= longest => Header::Of(channel(&text[..at]), at + MESSAGE.len()),
-        Some(_) => Header::None,
-        None if text.len() > longest + MESSAGE.len() => Header::None,
-        None => Header::Open,
+        Some(at) if at <= longest => HeaderMatch::Of(channel(&text[..at]), at + MESSAGE.len()),
+        Some(_) => HeaderMatch::None,
+        None if text.len() > longest + MESSAGE.len() => HeaderMatch::None,
+        None => HeaderMatch::Incomplete,
     }
 }
 
@@ -75,10 +75,10 @@ mod tests {
             (" to=functions.add<|channel|>commentary json<|message|>", call()),
             ("<|channel|>commentary to=add<|message|>", call()),
         ] {
-            assert_eq!(header(text, 512), Header::Of(channel, text.len()), "{text}");
+            assert_eq!(header(text, 512), HeaderMatch::Of(channel, text.len()), "{text}");
         }
-        assert_eq!(header("<|chan", 512), Header::Open);
-        assert_eq!(header("Hello", 512), Header::None);
-        assert_eq!(header(&format!("<|channel|>{}", "a".repeat(600)), 512), Header::None);
+        assert_eq!(header("<|chan", 512), HeaderMatch::Incomplete);
+        assert_eq!(header("Hello", 512), HeaderMatch::None);
+        assert_eq!(header(&format!("<|channel|>{}", "a".repeat(600)), 512), HeaderMatch::None);
     }
 }

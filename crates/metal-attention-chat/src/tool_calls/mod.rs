@@ -20,19 +20,19 @@ mod held_back;
 mod lenient_json;
 mod names;
 mod parser;
-mod plain;
 mod probe;
 mod python_call;
-mod python_text;
+mod python_string;
 mod python_value;
 mod signatures;
 mod syntax;
+mod tools_as_text;
 
 pub use checked_names::ToolNameError;
 pub use derived::DerivedFormat;
 pub use parser::ToolCallParser;
-pub(crate) use plain::{Telling, Tools, answer_in_plain_words, in_plain_words};
 pub(crate) use probe::derived;
+pub(crate) use tools_as_text::{TemplateToolSupport, ToolPlacement, tool_result_as_text, with_tools_as_text};
 
 use crate::{ChatTemplate, Message, ToolCall};
 use syntax::PYTHONIC_START;
@@ -119,7 +119,7 @@ impl ToolFormat {
             Self::TaggedList
         } else if has("<arg_key>") {
             Self::Glm
-        } else if plain::calls_are_metadata(source) {
+        } else if tools_as_text::calls_are_metadata(source) {
             Self::Glm4
         } else if has("<function=") && has("<parameter=") {
             Self::FunctionTags

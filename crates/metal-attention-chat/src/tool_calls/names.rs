@@ -29,9 +29,9 @@ pub(super) fn may_be_named(text: &str, names: &[String]) -> bool {
 }
 
 /// What a text begins with that may be a function's name, a line break and an object.
-pub(super) enum Named {
+pub(super) enum NamedCall {
     /// More has to come.
-    Open,
+    Incomplete,
     /// They are: the name, and where the object begins.
     Call(String, usize),
     /// Something else.
@@ -39,22 +39,22 @@ pub(super) enum Named {
 }
 
 /// Whether `text` begins with one of `names`, a line break and an object.
-pub(super) fn named_call(text: &str, names: &[String]) -> Named {
+pub(super) fn named_call(text: &str, names: &[String]) -> NamedCall {
     for name in names {
         if name.starts_with(text) {
-            return Named::Open;
+            return NamedCall::Incomplete;
         }
         let Some(after) = text.strip_prefix(name.as_str()) else { continue };
         let arguments = after.trim_start();
         let blank = &after[..after.len() - arguments.len()];
         if arguments.is_empty() && blank.len() <= MAX_BLANK {
-            return Named::Open;
+            return NamedCall::Incomplete;
         }
         if blank.contains('\n') && blank.len() <= MAX_BLANK && arguments.starts_with('{') {
-            return Named::Call(name.clone(), text.len() - arguments.len());
+            return NamedCall::Call(name.clone(), text.len() - arguments.len());
         }
     }
-    Named::No
+    NamedCall::No
 }
 
 #[cfg(test)]

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use metal_attention_tokenizer::Tokenizer;
 
-use super::call::{Call, CallPart, Progress, call_id};
+use super::call::{CallPart, CallProgress, CallReader, call_id};
 use super::call_derived::CallDerived;
 use super::call_gemma::CallGemma;
 use super::call_in_thoughts::CallInThoughts;
 use super::call_json::CallJson;
 use super::call_python::CallPython;
-use super::call_tags::{CallTags, Tags};
-use super::harmony::{self, Channel, Header};
+use super::call_tags::{CallTags, TagStyle};
+use super::harmony::{self, Channel, HeaderMatch};
 use super::held_back::{MAX_BLANK, blank_end, first_of, held_back, leading_blank};
-use super::names::{Named, is_name, may_be_named, name_in, named_call};
+use super::names::{NamedCall, is_name, may_be_named, name_in, named_call};
 use super::python_call::python_call;
 use super::signatures::Signatures;
 use super::syntax::{FENCE, FUNCTION, PYTHON_TAG, Syntax};
@@ -50,7 +50,7 @@ pub struct ToolCallParser {
     signatures: Arc<Signatures>,
     /// The model may think before it answers.
     reasoning: Option<ReasoningMarkers>,
-    state: State,
+    state: ParserState,
     /// Text that is not handed out yet.
     pub(super) pending: String,
     /// What begins the answer was there, and what ends it is still to come.
@@ -62,12 +62,12 @@ pub struct ToolCallParser {
     /// White space after a call, which stays between texts.
     blank: String,
     /// What there was before.
-    had: Had,
+    seen: SeenParts,
     n_calls: usize,
 }
 
 #[derive(Debug, Default)]
-struct Had {
+struct SeenParts {
     thoughts: bool,
     text: bool,
     /// Text for the user, in this message or one before it.
@@ -75,7 +75,7 @@ struct Had {
 }
 
 #[derive(Debug)]
-enum State {
+enum ParserState {
     /// Between the marks of thoughts; whether there was text yet.
     Thinking { begun: bool },
     /// In thoughts, after what announces a call.
@@ -91,7 +91,7 @@ enum State {
     /// After `<|python_tag|>`. `raw` is that.
     Python { raw: String },
     /// In a call. `raw` is its text so far, with what announced it; where nothing did, the function must be known.
-    Call { call: Box<Call>, raw: String, announced: bool, started: bool },
+    Call { call: Box<CallReader>, raw: String, announced: bool, started: bool },
     /// After a call.
     AfterCall,
     /// Before the header of a message.
@@ -104,7 +104,7 @@ impl ToolCallParser {
     /// A parser for answers of a model that writes calls of `tools` in `format`.
     pub fn new(format: ToolFormat, tools: &[Tool]) -> Self {
         let in_messages = format == ToolFormat::Harmony;
-        let state = if in_messages { State::Header } else { State::Start { drop_space: false } };
+        let state = if in_messages { ParserState::Header } else { ParserState::Start { drop_space: false } };
         Self {
             format,
             syntax: format.syntax(),
@@ -117,7 +117,7 @@ impl ToolCallParser {
             in_list: false,
             in_fence: false,
             blank: String::new(),
-            had: Had::default(),
+            seen: SeenParts::default(),
             n_calls: 0,
         }
     }
@@ -128,14 +128,17 @@ impl ToolCallParser {
     pub fn thinking(mut self, markers: ReasoningMarkers, begun: bool) -> Self {
         self.reasoning = Some(markers);
         if begun {
-            self.state = State::Thinking { begun: false };
+            self.state = ParserState::Thinking { begun: false };
         }
         self
     }
 
     /// Whether the answer is within thoughts.
     pub fn is_thinking(&self) -> bool {
-        matches!(self.state, State::Thinking { .. } | State::CallInThoughts(_) | State::Message { thoughts: true, .. })
+        matches!(
+            self.state,
+            ParserState::Thinking { .. } | ParserState::CallInThoughts(_) | ParserState::Message { thoughts: true, .. }
+        )
     }
 
     /// The number of calls so far.
@@ -150,16 +153,16 @@ impl ToolCallParser {
         let Some(marker) = marker else { return self.push(text) };
         let mut events = self.push(text);
         let closes_nothing = match self.state {
-            State::Start { .. } | State::Text => !self.in_answer && self.syntax.closings.contains(&marker),
-            State::Thinking { .. }
-            | State::CallInThoughts(_)
-            | State::Opened { .. }
-            | State::Fence { .. }
-            | State::Python { .. }
-            | State::Call { .. }
-            | State::AfterCall
-            | State::Header
-            | State::Message { .. } => false,
+            ParserState::Start { .. } | ParserState::Text => !self.in_answer && self.syntax.closings.contains(&marker),
+            ParserState::Thinking { .. }
+            | ParserState::CallInThoughts(_)
+            | ParserState::Opened { .. }
+            | ParserState::Fence { .. }
+            | ParserState::Python { .. }
+            | ParserState::Call { .. }
+            | ParserState::AfterCall
+            | ParserState::Header
+            | ParserState::Message { .. } => false,
         };
         if !closes_nothing {
             events.extend(self.push(marker));
@@ -178,7 +181,7 @@ impl ToolCallParser {
         self.pending += text;
         let mut events = Vec::new();
         while self.step(&mut events, false) {}
-        self.had.content |= events.iter().any(is_content);
+        self.seen.content |= events.iter().any(is_content);
         events
     }
 
@@ -197,11 +200,11 @@ impl ToolCallParser {
         let mut events = Vec::new();
         while self.step(&mut events, true) {}
         let rest = std::mem::take(&mut self.pending);
-        match std::mem::replace(&mut self.state, State::Text) {
-            State::Thinking { .. } => thoughts(&mut events, rest.trim_end()),
+        match std::mem::replace(&mut self.state, ParserState::Text) {
+            ParserState::Thinking { .. } => thoughts(&mut events, rest.trim_end()),
             // What would have followed is not known.
-            State::CallInThoughts(call) if is_cut => thoughts(&mut events, (call.raw + &rest).trim_end()),
-            State::CallInThoughts(call) => match call.finish() {
+            ParserState::CallInThoughts(call) if is_cut => thoughts(&mut events, (call.raw + &rest).trim_end()),
+            ParserState::CallInThoughts(call) => match call.finish() {
                 Ok(calls) => {
                     self.n_calls += calls.iter().filter(|event| matches!(event, AnswerEvent::CallEnd { .. })).count();
                     events.extend(calls);
@@ -209,17 +212,17 @@ impl ToolCallParser {
                 Err(text) => thoughts(&mut events, (text + &rest).trim_end()),
             },
             // Where something is left of a header, the message has not begun.
-            State::Start { drop_space: true } | State::AfterCall | State::Header => {}
-            State::Start { drop_space: false } | State::Text => content(&mut events, &rest),
-            State::Opened { raw } | State::Fence { raw } => content(&mut events, &(raw + &rest)),
-            State::Python { .. } if is_cut => {}
-            State::Python { .. } => {
+            ParserState::Start { drop_space: true } | ParserState::AfterCall | ParserState::Header => {}
+            ParserState::Start { drop_space: false } | ParserState::Text => content(&mut events, &rest),
+            ParserState::Opened { raw } | ParserState::Fence { raw } => content(&mut events, &(raw + &rest)),
+            ParserState::Python { .. } if is_cut => {}
+            ParserState::Python { .. } => {
                 let (name, arguments) = python_call(&rest);
                 let index = self.start_call(&mut events, name);
                 events.push(AnswerEvent::CallArguments { index, delta: arguments });
                 events.push(AnswerEvent::CallEnd { index });
             }
-            State::Call { mut call, raw, announced, started } => {
+            ParserState::Call { mut call, raw, announced, started } => {
                 call.cut_short();
                 let parts = call.take_parts();
                 let is_call = started || parts.first().is_some_and(|part| self.is_call(part, announced));
@@ -230,7 +233,7 @@ impl ToolCallParser {
                     events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
                 }
             }
-            State::Message { thoughts, begun } => self.message_text(&mut events, &rest, thoughts, begun),
+            ParserState::Message { thoughts, begun } => self.message_text(&mut events, &rest, thoughts, begun),
         }
         events
     }
@@ -243,32 +246,32 @@ impl ToolCallParser {
     /// Works on the pending text. False: it takes more of it to go on.
     fn step(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
         match &mut self.state {
-            State::Thinking { begun } => {
+            ParserState::Thinking { begun } => {
                 let begun = *begun;
                 self.thinking_on(events, begun)
             }
-            State::Start { drop_space } => {
+            ParserState::Start { drop_space } => {
                 let drop_space = *drop_space;
                 self.begin(drop_space, at_end)
             }
-            State::Text => self.text(events, at_end),
-            State::Opened { .. } => self.opened(events, at_end),
-            State::CallInThoughts(_) => self.call_in_thoughts(events),
-            State::Fence { .. } => self.fence(events, at_end),
-            State::Python { raw } => {
+            ParserState::Text => self.text(events, at_end),
+            ParserState::Opened { .. } => self.opened(events, at_end),
+            ParserState::CallInThoughts(_) => self.call_in_thoughts(events),
+            ParserState::Fence { .. } => self.fence(events, at_end),
+            ParserState::Python { raw } => {
                 let blank = leading_blank(&self.pending);
                 raw.extend(self.pending.drain(..blank));
                 if self.pending.starts_with('{') {
                     let raw = std::mem::take(raw);
-                    self.enter_call(Call::Json(CallJson::new()), &raw, true);
+                    self.enter_call(CallReader::Json(CallJson::new()), &raw, true);
                     return true;
                 }
                 false
             }
-            State::Call { .. } => self.call(events),
-            State::AfterCall => self.after_call(events, at_end),
-            State::Header => self.header(events),
-            State::Message { thoughts, begun } => {
+            ParserState::Call { .. } => self.call(events),
+            ParserState::AfterCall => self.after_call(events, at_end),
+            ParserState::Header => self.header(events),
+            ParserState::Message { thoughts, begun } => {
                 let (thoughts, begun) = (*thoughts, *begun);
                 self.message(events, thoughts, begun)
             }
@@ -281,7 +284,7 @@ impl ToolCallParser {
         if !begun {
             self.pending.drain(..leading_blank(&self.pending));
             begun = !self.pending.is_empty();
-            self.state = State::Thinking { begun };
+            self.state = ParserState::Thinking { begun };
         }
         let openings = self.openings();
         let calls = openings.iter().filter(|opening| **opening != PYTHON_TAG);
@@ -291,11 +294,11 @@ impl ToolCallParser {
             thoughts(events, &self.pending[..blank]);
             if stop == end {
                 self.pending.drain(..at + end.len());
-                self.state = State::Start { drop_space: true };
+                self.state = ParserState::Start { drop_space: true };
             } else {
                 let before = self.pending[blank..at].to_owned();
                 self.pending.drain(..at);
-                self.state = State::CallInThoughts(CallInThoughts::new(self.nested(), before));
+                self.state = ParserState::CallInThoughts(CallInThoughts::new(self.nested(), before));
             }
             return true;
         }
@@ -309,7 +312,7 @@ impl ToolCallParser {
         Self {
             names: self.names.clone(),
             signatures: Arc::clone(&self.signatures),
-            state: State::Text,
+            state: ParserState::Text,
             ..Self::new(self.format, &[])
         }
     }
@@ -322,7 +325,7 @@ impl ToolCallParser {
     /// Reads on after what announces a call in thoughts: they may end, or go on.
     fn call_in_thoughts(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
         let end = self.reasoning.unwrap_or(ReasoningMarkers::THINK).end;
-        let State::CallInThoughts(call) = &mut self.state else { return false };
+        let ParserState::CallInThoughts(call) = &mut self.state else { return false };
         let found = self.pending.find(end);
         let safe = found.unwrap_or_else(|| self.pending.len() - held_back(&self.pending, &[end]));
         let text: String = self.pending.drain(..safe).collect();
@@ -336,7 +339,7 @@ impl ToolCallParser {
         } else {
             return false;
         }
-        self.state = State::Thinking { begun: true };
+        self.state = ParserState::Thinking { begun: true };
         true
     }
 
@@ -348,7 +351,7 @@ impl ToolCallParser {
         let blank = leading_blank(&self.pending);
         if self.pending[..blank].chars().count() > MAX_BLANK {
             // So much white space is text.
-            self.state = State::Text;
+            self.state = ParserState::Text;
             return true;
         }
         let rest = &self.pending[blank..];
@@ -361,8 +364,11 @@ impl ToolCallParser {
             if let Some(start) = [thoughts, answer].into_iter().flatten().find(|start| rest.starts_with(start)) {
                 self.pending.drain(..blank + start.len());
                 self.in_answer = thoughts != Some(start);
-                self.state =
-                    if self.in_answer { State::Start { drop_space: true } } else { State::Thinking { begun: false } };
+                self.state = if self.in_answer {
+                    ParserState::Start { drop_space: true }
+                } else {
+                    ParserState::Thinking { begun: false }
+                };
                 return true;
             }
             if !at_end && [thoughts, answer].into_iter().flatten().any(|start| start.starts_with(rest)) {
@@ -371,21 +377,21 @@ impl ToolCallParser {
         }
         if !self.names.is_empty() && self.syntax.bare && rest.starts_with('{') {
             let raw: String = self.pending.drain(..blank).collect();
-            self.enter_call(Call::Json(CallJson::new()), &raw, false);
+            self.enter_call(CallReader::Json(CallJson::new()), &raw, false);
             return true;
         }
         if self.format == ToolFormat::Glm4 {
             match named_call(rest, &self.names) {
-                Named::Open if !at_end => return false,
-                Named::Open | Named::No => {}
-                Named::Call(name, at) => {
+                NamedCall::Incomplete if !at_end => return false,
+                NamedCall::Incomplete | NamedCall::No => {}
+                NamedCall::Call(name, at) => {
                     let raw: String = self.pending.drain(..blank + at).collect();
-                    self.enter_call(Call::Json(CallJson::arguments_of(name)), &raw, true);
+                    self.enter_call(CallReader::Json(CallJson::arguments_of(name)), &raw, true);
                     return true;
                 }
             }
         }
-        self.state = State::Text;
+        self.state = ParserState::Text;
         true
     }
 
@@ -406,9 +412,9 @@ impl ToolCallParser {
             self.pending.drain(..at + stop.len());
             if Some(stop) == end {
                 self.in_answer = false;
-                self.state = State::Start { drop_space: true };
+                self.state = ParserState::Start { drop_space: true };
             } else if Some(stop) == fence {
-                self.state = State::Fence { raw };
+                self.state = ParserState::Fence { raw };
             } else {
                 self.open_call(stop, raw);
             }
@@ -424,18 +430,18 @@ impl ToolCallParser {
     /// After `opening`. `raw`: that, and the white space before it.
     fn open_call(&mut self, opening: &'static str, raw: String) {
         match opening {
-            PYTHON_TAG => self.state = State::Python { raw },
+            PYTHON_TAG => self.state = ParserState::Python { raw },
             // Nothing else announces the call, so its function must be known.
             FUNCTION if !matches!(self.format, ToolFormat::Derived(_)) => {
-                self.enter_call(self.tags(Tags::Function), &raw, false);
+                self.enter_call(self.tags(TagStyle::Function), &raw, false);
             }
-            _ => self.state = State::Opened { raw },
+            _ => self.state = ParserState::Opened { raw },
         }
     }
 
     /// After the beginning of a block of code: a call where an object follows, perhaps in a list, that is one.
     fn fence(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
-        let State::Fence { raw } = &mut self.state else { return false };
+        let ParserState::Fence { raw } = &mut self.state else { return false };
         let word = self.pending.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let word = word.unwrap_or(self.pending.len());
         let blank = leading_blank(&self.pending[word..]);
@@ -449,42 +455,42 @@ impl ToolCallParser {
         if !fits || !object.starts_with('{') {
             let raw = std::mem::take(raw);
             content(events, &raw);
-            self.state = State::Text;
+            self.state = ParserState::Text;
             return true;
         }
         (self.in_list, self.in_fence) = (in_list.is_some(), true);
         let begin = self.pending.len() - object.len();
         let raw = std::mem::take(raw) + &self.pending[..begin];
         self.pending.drain(..begin);
-        self.enter_call(Call::Json(CallJson::new()), &raw, false);
+        self.enter_call(CallReader::Json(CallJson::new()), &raw, false);
         true
     }
 
-    fn tags(&self, tags: Tags) -> Call {
-        Call::Tags(CallTags::new(tags, Arc::clone(&self.signatures)))
+    fn tags(&self, tags: TagStyle) -> CallReader {
+        CallReader::Tags(CallTags::new(tags, Arc::clone(&self.signatures)))
     }
 
-    fn python(&self) -> Call {
-        Call::Python(CallPython::new(Arc::clone(&self.signatures)))
+    fn python(&self) -> CallReader {
+        CallReader::Python(CallPython::new(Arc::clone(&self.signatures)))
     }
 
     /// A call that begins with a brace.
-    fn object(&self) -> Call {
+    fn object(&self) -> CallReader {
         if let ToolFormat::Derived(DerivedFormat { marks, .. }) = self.format
             && marks.is_in_braces()
         {
-            return Call::Derived(Box::new(CallDerived::new(marks, false, Arc::clone(&self.signatures))));
+            return CallReader::Derived(Box::new(CallDerived::new(marks, false, Arc::clone(&self.signatures))));
         }
-        Call::Json(CallJson::new())
+        CallReader::Json(CallJson::new())
     }
 
-    fn enter_call(&mut self, call: Call, raw: &str, announced: bool) {
-        self.state = State::Call { call: Box::new(call), raw: raw.to_owned(), announced, started: false };
+    fn enter_call(&mut self, call: CallReader, raw: &str, announced: bool) {
+        self.state = ParserState::Call { call: Box::new(call), raw: raw.to_owned(), announced, started: false };
     }
 
     /// After what announces a call: a list, an object, a name with arguments, or what else the format has.
     fn opened(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
-        let State::Opened { raw } = &mut self.state else { return false };
+        let ParserState::Opened { raw } = &mut self.state else { return false };
         let blank = leading_blank(&self.pending);
         raw.extend(self.pending.drain(..blank));
         let Some(first) = self.pending.chars().next() else { return false };
@@ -493,7 +499,7 @@ impl ToolCallParser {
             self.pending.drain(..opening.len());
             if *opening == FUNCTION && !matches!(self.format, ToolFormat::Derived(_)) {
                 let raw = std::mem::take(raw) + FUNCTION;
-                self.enter_call(self.tags(Tags::Function), &raw, true);
+                self.enter_call(self.tags(TagStyle::Function), &raw, true);
             } else {
                 *raw += opening;
             }
@@ -521,8 +527,8 @@ impl ToolCallParser {
 
     /// After what announces a call that does not begin with JSON.
     fn named(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        let (tags, python) = (self.tags(Tags::Keys), self.python());
-        let State::Opened { raw } = &mut self.state else { return false };
+        let (tags, python) = (self.tags(TagStyle::Keys), self.python());
+        let ParserState::Opened { raw } = &mut self.state else { return false };
         let signatures = Arc::clone(&self.signatures);
         let (call, raw) = match self.format {
             ToolFormat::Derived(DerivedFormat { marks, .. }) => {
@@ -532,12 +538,16 @@ impl ToolCallParser {
                 }
                 let raw = std::mem::take(raw);
                 let announced = marks.is_announced();
-                self.enter_call(Call::Derived(Box::new(CallDerived::new(marks, true, signatures))), &raw, announced);
+                self.enter_call(
+                    CallReader::Derived(Box::new(CallDerived::new(marks, true, signatures))),
+                    &raw,
+                    announced,
+                );
                 return true;
             }
             ToolFormat::Glm => (tags, std::mem::take(raw)),
             ToolFormat::Pythonic => (python, std::mem::take(raw)),
-            ToolFormat::Gemma => (Call::Gemma(CallGemma::new()), std::mem::take(raw)),
+            ToolFormat::Gemma => (CallReader::Gemma(CallGemma::new()), std::mem::take(raw)),
             ToolFormat::MistralList | ToolFormat::MistralArgs | ToolFormat::DeepSeek | ToolFormat::DeepSeekR1 => {
                 let brace = self.pending.find('{');
                 let is_mistral = matches!(self.format, ToolFormat::MistralList | ToolFormat::MistralArgs);
@@ -547,7 +557,7 @@ impl ToolCallParser {
                 }
                 match brace.filter(|at| *at <= MAX_HEADER).map(|at| (at, name_in(&self.pending[..at]))) {
                     Some((at, name)) if is_name(name, &self.pending[..at], &self.names) => {
-                        let call = Call::Json(CallJson::arguments_of(name.to_owned()));
+                        let call = CallReader::Json(CallJson::arguments_of(name.to_owned()));
                         let raw = std::mem::take(raw) + &self.pending[..at];
                         self.pending.drain(..at);
                         (call, raw)
@@ -573,7 +583,7 @@ impl ToolCallParser {
 
     /// What announced a call did not: it is text.
     fn no_call(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        if let State::Opened { raw } = std::mem::replace(&mut self.state, State::Text) {
+        if let ParserState::Opened { raw } = std::mem::replace(&mut self.state, ParserState::Text) {
             content(events, &raw);
         }
         (self.in_list, self.in_fence) = (false, false);
@@ -583,7 +593,7 @@ impl ToolCallParser {
     /// Reads on in a call.
     fn call(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
         let pending = std::mem::take(&mut self.pending);
-        let State::Call { call, raw, announced, started } = &mut self.state else { return false };
+        let ParserState::Call { call, raw, announced, started } = &mut self.state else { return false };
         let (announced, mut started) = (*announced, *started);
         let (mut ended, mut unknown) = (None, false);
         for (at, c) in pending.char_indices() {
@@ -595,14 +605,14 @@ impl ToolCallParser {
             let found =
                 call.parts().first().is_some_and(|part| matches!(part, CallPart::Name(name) if is_unknown(name)));
             if !announced && !started && (found || call.name().is_some_and(is_unknown)) {
-                (progress, unknown) = (Progress::NoCall, true);
+                (progress, unknown) = (CallProgress::NoCall, true);
             }
-            if progress != Progress::Open {
+            if progress != CallProgress::Incomplete {
                 ended = Some((at + c.len_utf8(), progress));
                 break;
             }
         }
-        let failed = matches!(ended, Some((_, Progress::NoCall)));
+        let failed = matches!(ended, Some((_, CallProgress::NoCall)));
         let last = ended.and_then(|(end, _)| pending[..end].chars().next_back());
         let mut unread = String::new();
         if failed && !started && (unknown || call.parts().is_empty()) {
@@ -612,11 +622,11 @@ impl ToolCallParser {
             unread.extend(last);
             (self.in_list, self.in_fence) = (false, false);
             if self.format == ToolFormat::Harmony {
-                self.state = State::Message { thoughts: false, begun: false };
+                self.state = ParserState::Message { thoughts: false, begun: false };
                 self.message_text(events, &raw, false, false);
             } else {
                 content(events, &raw);
-                self.state = State::Text;
+                self.state = ParserState::Text;
             }
         } else {
             if failed {
@@ -630,8 +640,8 @@ impl ToolCallParser {
             started |= self.call_parts(events, parts);
             if ended.is_some() {
                 events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
-                self.state = State::AfterCall;
-            } else if let State::Call { started: flag, raw, .. } = &mut self.state {
+                self.state = ParserState::AfterCall;
+            } else if let ParserState::Call { started: flag, raw, .. } = &mut self.state {
                 *flag = started;
                 if started {
                     raw.clear();
@@ -691,7 +701,7 @@ impl ToolCallParser {
         } else if !at_end && closings.chain(openings).any(|marker| marker.starts_with(&self.pending)) {
             return false;
         } else if self.format == ToolFormat::Harmony {
-            self.state = State::Header;
+            self.state = ParserState::Header;
         } else if (self.in_list || bare || self.format == ToolFormat::Jamba) && self.pending.starts_with('{') {
             let raw = self.kept_blank(events);
             let call = self.object();
@@ -704,7 +714,7 @@ impl ToolCallParser {
             (self.in_list, self.in_fence) = (false, false);
             let blank = self.kept_blank(events);
             self.pending.insert_str(0, &blank);
-            self.state = State::Text;
+            self.state = ParserState::Text;
         }
         true
     }
@@ -712,27 +722,27 @@ impl ToolCallParser {
     /// The white space after a call, where text came before that.
     fn kept_blank(&mut self, events: &[AnswerEvent]) -> String {
         let blank = std::mem::take(&mut self.blank);
-        let wrote = self.had.content || events.iter().any(is_content);
+        let wrote = self.seen.content || events.iter().any(is_content);
         if wrote { blank } else { String::new() }
     }
 
     /// The header of a message, which says what it is.
     fn header(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        let message = |thoughts| State::Message { thoughts, begun: false };
+        let message = |thoughts| ParserState::Message { thoughts, begun: false };
         match harmony::header(&self.pending, MAX_HEADER) {
-            Header::Open => return false,
-            Header::None => {
+            HeaderMatch::Incomplete => return false,
+            HeaderMatch::None => {
                 // What looks like a header's beginning is text then.
                 let beginning = harmony::BEGINNINGS.iter().find(|beginning| self.pending.starts_with(**beginning));
                 let text: String = self.pending.drain(..beginning.map_or(0, |text| text.len())).collect();
                 self.state = message(false);
                 self.message_text(events, &text, false, false);
             }
-            Header::Of(channel, length) => {
+            HeaderMatch::Of(channel, length) => {
                 let raw: String = self.pending.drain(..length).collect();
                 match channel {
                     Channel::Call(name) if !self.names.is_empty() => {
-                        self.enter_call(Call::Json(CallJson::arguments_of(name)), &raw, true);
+                        self.enter_call(CallReader::Json(CallJson::arguments_of(name)), &raw, true);
                     }
                     Channel::Analysis => self.state = message(true),
                     Channel::Final | Channel::Call(_) => self.state = message(false),
@@ -751,7 +761,7 @@ impl ToolCallParser {
             if harmony::ENDS.contains(&stop) {
                 self.pending.drain(..stop.len());
             }
-            self.state = State::Header;
+            self.state = ParserState::Header;
             return true;
         }
         let safe = self.pending.len() - held_back(&self.pending, &stops);
@@ -765,11 +775,11 @@ impl ToolCallParser {
         if text.is_empty() {
             return;
         }
-        if let State::Message { begun, .. } = &mut self.state {
+        if let ParserState::Message { begun, .. } = &mut self.state {
             *begun = true;
         }
-        let had = if in_thoughts { &mut self.had.thoughts } else { &mut self.had.text };
-        let parted = std::mem::replace(had, true) && !begun;
+        let seen = if in_thoughts { &mut self.seen.thoughts } else { &mut self.seen.text };
+        let parted = std::mem::replace(seen, true) && !begun;
         let text = if parted { format!("\n{text}") } else { text.to_owned() };
         if in_thoughts { thoughts(events, &text) } else { content(events, &text) }
     }

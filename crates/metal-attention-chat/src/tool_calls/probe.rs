@@ -4,7 +4,7 @@
 use serde_json::{Deserializer, Value, json};
 
 use super::call_derived::is_blank_mark;
-use super::derived::{CallId, DerivedArguments, DerivedFormat, DerivedMarks, DerivedTags, Flag, NUMBER};
+use super::derived::{CallId, DerivedArguments, DerivedFormat, DerivedMarks, DerivedTags, NUMBER, ValueKindFlag};
 use super::{ToolCallParser, ToolFormat};
 use crate::{ChatTemplate, Message, RenderRequest, Tool, ToolCall};
 
@@ -82,7 +82,7 @@ impl Probe<'_> {
         let calls = self.answer(ids, 2).filter(|text| NAMES.iter().all(|name| text.contains(name)));
         let calls = calls.or_else(|| self.answer(ids, 1))?;
         let end_of_turn = self.answer(ids, 0)?;
-        Marked::new(&calls, &end_of_turn).marks(ids)
+        RenderedCalls::new(&calls, &end_of_turn).marks(ids)
     }
 
     /// Whether the format reads what the template writes.
@@ -133,13 +133,13 @@ fn two_marks(text: &str) -> Option<(String, String)> {
 }
 
 /// A rendering with calls, after the text.
-struct Marked<'t> {
+struct RenderedCalls<'t> {
     text: &'t str,
     /// What stands there without calls.
     end_of_turn: &'t str,
 }
 
-impl<'t> Marked<'t> {
+impl<'t> RenderedCalls<'t> {
     /// The calls may stand before, or within, what ends the turn.
     fn new(text: &'t str, end_of_turn: &'t str) -> Self {
         let n = common_prefix(text, end_of_turn);
@@ -306,7 +306,7 @@ impl<'t> Marked<'t> {
             let word = |text: &str| Some(text[n..].split_once('"')?.0.to_owned());
             let (text, other) = (word(after_text)?, word(after_integer)?);
             let after = after_text[n + text.len()..].to_owned();
-            (after_text[..n].to_owned(), Some(Flag { text, other, after }))
+            (after_text[..n].to_owned(), Some(ValueKindFlag { text, other, after }))
         };
         let tags = DerivedTags {
             before_key: before_key.to_owned(),

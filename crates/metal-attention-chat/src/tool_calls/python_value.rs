@@ -13,17 +13,17 @@ pub(super) const AFTER_TEXT: [char; 5] = [',', ')', ']', '}', ':'];
 /// The JSON of `text`: a text in quotes of any kind, a number, `True`, `False`, `None`, a list, tuple, set or dictionary of
 /// such, or the same in JSON. `None`: it is something else.
 pub(super) fn as_json(text: &str) -> Option<String> {
-    let mut reader = Reader { rest: text, json: String::new() };
+    let mut reader = PythonValueReader { rest: text, json: String::new() };
     reader.value(MAX_DEPTH)?;
     reader.rest.trim().is_empty().then_some(reader.json)
 }
 
-struct Reader<'t> {
+struct PythonValueReader<'t> {
     rest: &'t str,
     json: String,
 }
 
-impl Reader<'_> {
+impl PythonValueReader<'_> {
     /// Goes on behind `token` and the white space before it, where that is next.
     fn take(&mut self, token: &str) -> bool {
         let rest = self.rest.trim_start().strip_prefix(token);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::lenient_json::{LenientJson, Step, scalar};
+use super::lenient_json::{JsonStep, LenientJson, scalar};
 use super::python_value;
 use crate::Tool;
 
@@ -22,7 +22,7 @@ pub(super) struct Signatures(HashMap<String, Signature>);
 struct Signature {
     /// The names in order.
     names: Vec<String>,
-    kinds: HashMap<String, Kinds>,
+    kinds: HashMap<String, ValueKinds>,
 }
 
 impl Signatures {
@@ -34,7 +34,7 @@ impl Signatures {
             for (root, (name, schema)) in properties.into_iter().flat_map(|(root, p)| p.iter().map(move |p| (root, p)))
             {
                 signature.names.push(name.clone());
-                signature.kinds.insert(name.clone(), Kinds::of(schema, root, MAX_DEPTH, &mut left));
+                signature.kinds.insert(name.clone(), ValueKinds::of(schema, root, MAX_DEPTH, &mut left));
             }
             signature
         };
@@ -62,8 +62,8 @@ impl Signatures {
     }
 
     /// What the argument `key` may be.
-    pub fn kinds(&self, function: &str, key: &str) -> Kinds {
-        self.0.get(function).and_then(|signature| signature.kinds.get(key)).copied().unwrap_or(Kinds::ANY)
+    pub fn kinds(&self, function: &str, key: &str) -> ValueKinds {
+        self.0.get(function).and_then(|signature| signature.kinds.get(key)).copied().unwrap_or(ValueKinds::ANY)
     }
 
     /// The name of the argument that stands in place `at`.
@@ -74,9 +74,9 @@ impl Signatures {
 
 /// The kinds of values that an argument may be, one bit each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kinds(u8);
+pub(super) struct ValueKinds(u8);
 
-impl Kinds {
+impl ValueKinds {
     const TEXT: Self = Self(1);
     const NUMBER: Self = Self(2);
     const BOOLEAN: Self = Self(4);
@@ -138,7 +138,7 @@ impl Kinds {
         let json = if text.starts_with(['{', '[']) {
             let mut reader = LenientJson::new();
             // What follows the value is no part of it.
-            text.chars().all(|c| reader.push(c) == Step::More);
+            text.chars().all(|c| reader.push(c) == JsonStep::More);
             reader.finish();
             Some(reader.take())
         } else {
@@ -203,28 +203,31 @@ impl Kinds {
 mod tests {
     use super::*;
 
-    fn kinds(schema: &Value) -> Kinds {
+    fn kinds(schema: &Value) -> ValueKinds {
         let root = json!({"$defs": {"city": {"enum": ["Bern"]}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}});
-        Kinds::of(schema, &root, MAX_DEPTH, &mut 1000)
+        ValueKinds::of(schema, &root, MAX_DEPTH, &mut 1000)
     }
 
     #[test]
     fn schemas_tell_the_kinds() {
-        let either = |kinds: &[Kinds]| Kinds(kinds.iter().fold(0, |all, kinds| all | kinds.0));
+        let either = |kinds: &[ValueKinds]| ValueKinds(kinds.iter().fold(0, |all, kinds| all | kinds.0));
         for (schema, expected) in [
-            (json!({}), Kinds::ANY),
-            (json!(true), Kinds::ANY),
-            (json!({"type": "string"}), Kinds::TEXT),
-            (json!({"enum": ["a", "b"]}), Kinds::TEXT),
-            (json!({"type": "integer", "enum": [1, 2]}), Kinds::NUMBER),
-            (json!({"const": null}), Kinds::NULL),
-            (json!({"type": ["string", "null"]}), either(&[Kinds::TEXT, Kinds::NULL])),
-            (json!({"anyOf": [{"type": "array"}, {"type": "object"}]}), either(&[Kinds::LIST, Kinds::OBJECT])),
-            (json!({"allOf": [{"type": ["string", "boolean"]}, {"type": "boolean"}]}), Kinds::BOOLEAN),
-            (json!({"$ref": "#/$defs/city"}), Kinds::TEXT),
-            (json!({"$ref": "#/$defs/loop"}), Kinds::ANY),
-            (json!({"$ref": "elsewhere"}), Kinds::ANY),
-            (json!({"type": "string", "enum": [1]}), Kinds::ANY),
+            (json!({}), ValueKinds::ANY),
+            (json!(true), ValueKinds::ANY),
+            (json!({"type": "string"}), ValueKinds::TEXT),
+            (json!({"enum": ["a", "b"]}), ValueKinds::TEXT),
+            (json!({"type": "integer", "enum": [1, 2]}), ValueKinds::NUMBER),
+            (json!({"const": null}), ValueKinds::NULL),
+            (json!({"type": ["string", "null"]}), either(&[ValueKinds::TEXT, ValueKinds::NULL])),
+            (
+                json!({"anyOf": [{"type": "array"}, {"type": "object"}]}),
+                either(&[ValueKinds::LIST, ValueKinds::OBJECT]),
+            ),
+            (json!({"allOf": [{"type": ["string", "boolean"]}, {"type": "boolean"}]}), ValueKinds::BOOLEAN),
+            (json!({"$ref": "#/$defs/city"}), ValueKinds::TEXT),
+            (json!({"$ref": "#/$defs/loop"}), ValueKinds::ANY),
+            (json!({"$ref": "elsewhere"}), ValueKinds::ANY),
+            (json!({"type": "string", "enum": [1]}), ValueKinds::ANY),
         ] {
             assert_eq!(kinds(&schema), expected, "{schema}");
         }
@@ -258,7 +261,7 @@ mod tests {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
             "properties": {"a": {"anyOf": references}}, "$defs": {"n": {"anyOf": references}}}}});
         let signatures = Signatures::of(&[Tool::try_from(tool).unwrap()]);
-        assert_eq!(signatures.kinds("f", "a"), Kinds::ANY);
+        assert_eq!(signatures.kinds("f", "a"), ValueKinds::ANY);
         assert_eq!((signatures.name_of("f", 0), signatures.name_of("f", 1)), (Some("a"), None));
     }
 }

@@ -1,6 +1,6 @@
 //! The fields of requests that say what a text must look like, and the grammars that follow from them.
 
-use metal_attention_grammar::{Form, Grammar, GrammarError};
+use metal_attention_grammar::{AnswerForm, Grammar, GrammarError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -11,7 +11,7 @@ use crate::http::models::Loaded;
 use crate::http::notes::Notes;
 
 /// A form, and the path of the field that asks for it.
-pub type AskedForm = (&'static str, Form);
+pub type AskedForm = (&'static str, AnswerForm);
 
 /// What a text must look like. Null, false and what is empty ask for nothing; two fields must not ask for different things.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, ToSchema)]
@@ -47,7 +47,7 @@ pub fn read(object: &Object<'_>) -> Result<Option<AskedForm>, ApiError> {
     let fields: FormFields = object.parse()?;
     // Its values are JSON already.
     let Ok(Value::Object(fields)) = serde_json::to_value(fields) else { return Ok(None) };
-    let asked = Form::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
+    let asked = AnswerForm::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
     Ok(asked.map(|(field, form)| (place(field, &fields["response_format"]), form)))
 }
 

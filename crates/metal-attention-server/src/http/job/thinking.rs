@@ -1,7 +1,7 @@
 //! What a request says about thoughts, without the names that dialects have for it: whether the model thinks, how hard, and
 //! how long.
 
-use metal_attention_chat::{ChatTemplate, Effort, Thinking};
+use metal_attention_chat::{ChatTemplate, ReasoningEffort, Thinking};
 use serde_json::{Map, Value};
 
 use crate::http::notes::Notes;
@@ -11,8 +11,8 @@ use crate::http::notes::Notes;
 pub struct ThinkingRequest {
     /// Whether the model thinks.
     pub switch: Option<(&'static str, bool)>,
-    /// How hard; [`Effort::None`]: not at all.
-    pub effort: Option<(&'static str, Effort)>,
+    /// How hard; [`ReasoningEffort::None`]: not at all.
+    pub effort: Option<(&'static str, ReasoningEffort)>,
     /// Most tokens of thoughts.
     pub budget: Option<(&'static str, usize)>,
     /// Variables for the template, which win over the other wishes.
@@ -38,7 +38,7 @@ impl ThinkingRequest {
         let own_budget = || variables.get("thinking_budget")?.as_u64().map(|n| ("chat_template_kwargs", n as usize));
         let budget = self.budget.or_else(own_budget);
         let is_off = self.switch.is_some_and(|(_, on)| !on)
-            || self.effort.is_some_and(|(_, effort)| effort == Effort::None)
+            || self.effort.is_some_and(|(_, effort)| effort == ReasoningEffort::None)
             || budget.is_some_and(|(_, budget)| budget == 0);
         if own_switch.map_or(is_off, |on| !on) {
             template.set_thinking(Thinking::OFF, &mut variables);
@@ -51,7 +51,7 @@ impl ThinkingRequest {
         {
             notes.ignored(field);
         }
-        if let Some((field, effort)) = self.effort.filter(|(_, effort)| *effort != Effort::None)
+        if let Some((field, effort)) = self.effort.filter(|(_, effort)| *effort != ReasoningEffort::None)
             && !template.set_thinking(Thinking::Effort(effort), &mut variables)
         {
             notes.ignored(field);

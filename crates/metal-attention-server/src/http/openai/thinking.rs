@@ -1,6 +1,6 @@
 //! What a request says about thoughts: whether the model thinks, how hard, and how long.
 
-use metal_attention_chat::Effort;
+use metal_attention_chat::ReasoningEffort;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -14,7 +14,7 @@ use crate::http::job::thinking::ThinkingRequest;
 pub struct ThinkingFields {
     /// How hard the model thinks. `none`: not at all.
     #[schema(schema_with = effort)]
-    reasoning_effort: Option<Effort>,
+    reasoning_effort: Option<ReasoningEffort>,
     /// The same as an object.
     reasoning: Option<Reasoning>,
     /// Whether the model thinks.
@@ -42,7 +42,7 @@ pub struct ThinkingFields {
 struct Reasoning {
     /// How hard.
     #[schema(schema_with = effort)]
-    effort: Option<Effort>,
+    effort: Option<ReasoningEffort>,
     /// Most tokens.
     #[schema(minimum = -1)]
     max_tokens: Option<i64>,
@@ -89,12 +89,12 @@ enum Think {
     Enabled(bool),
     /// How hard.
     #[schema(value_type = String)]
-    Effort(Effort),
+    Effort(ReasoningEffort),
 }
 
-/// The names of [`Effort`], or null.
+/// The names of [`ReasoningEffort`], or null.
 fn effort() -> Object {
-    let names = Effort::ALL.map(|effort| Some(effort.name()));
+    let names = ReasoningEffort::ALL.map(|effort| Some(effort.name()));
     let types = SchemaType::from_iter([Type::String, Type::Null]);
     ObjectBuilder::new().schema_type(types).enum_values(Some(names.into_iter().chain([None]))).build()
 }
@@ -106,7 +106,7 @@ impl ThinkingFields {
     }
 
     /// How hard the model is to think, and the field that says so.
-    fn effort(&self) -> Option<(&'static str, Effort)> {
+    fn effort(&self) -> Option<(&'static str, ReasoningEffort)> {
         let think = match self.think {
             Some(Think::Effort(effort)) => Some(effort),
             Some(Think::Enabled(_)) | None => None,

@@ -7,7 +7,7 @@ const LONGEST_ESCAPE: usize = 12;
 
 /// Result of pushing a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TextStep {
+pub(super) enum StringStep {
     /// The string goes on.
     More,
     /// The string ended before the character.
@@ -17,11 +17,11 @@ pub(super) enum TextStep {
 /// Reads a string after its first quote. A quote that nothing follows that may follow a value is part of the string:
 /// models are shown strings whose quotes are not escaped.
 #[derive(Debug)]
-pub(super) struct PythonText {
+pub(super) struct PythonString {
     quote: char,
     /// Backslashes mean nothing.
     raw: bool,
-    within: Within,
+    within: StringState,
     /// Text whose escapes were not replaced yet.
     text: String,
     /// Quotes, and white space after them, which may end the string.
@@ -29,7 +29,7 @@ pub(super) struct PythonText {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Within {
+enum StringState {
     /// After the first quote.
     Start,
     Text {
@@ -45,62 +45,62 @@ enum Within {
     AfterLong,
 }
 
-impl PythonText {
+impl PythonString {
     /// A string between `quote`s. `raw`: backslashes mean nothing in it.
     pub fn new(quote: char, raw: bool) -> Self {
-        Self { quote, raw, within: Within::Start, text: String::new(), held: String::new() }
+        Self { quote, raw, within: StringState::Start, text: String::new(), held: String::new() }
     }
 
     /// Takes the next character.
-    pub fn push(&mut self, c: char) -> TextStep {
+    pub fn push(&mut self, c: char) -> StringStep {
         match self.within {
-            Within::Start if c == self.quote => {
+            StringState::Start if c == self.quote => {
                 self.held.push(c);
                 if self.held.len() == 2 {
                     self.held.clear();
-                    self.within = Within::Long { escaped: false };
+                    self.within = StringState::Long { escaped: false };
                 }
             }
-            Within::Start if self.held.is_empty() => {
-                self.within = Within::Text { escaped: false };
+            StringState::Start if self.held.is_empty() => {
+                self.within = StringState::Text { escaped: false };
                 return self.push(c);
             }
-            Within::Start => {
-                self.within = Within::MaybeAfter;
+            StringState::Start => {
+                self.within = StringState::MaybeAfter;
                 return self.push(c);
             }
-            Within::Text { escaped: false } if c == self.quote => {
+            StringState::Text { escaped: false } if c == self.quote => {
                 self.held.push(c);
-                self.within = Within::MaybeAfter;
+                self.within = StringState::MaybeAfter;
             }
-            Within::Text { escaped } => {
-                self.within = Within::Text { escaped: c == '\\' && !escaped };
+            StringState::Text { escaped } => {
+                self.within = StringState::Text { escaped: c == '\\' && !escaped };
                 self.text.push(c);
             }
-            Within::MaybeAfter if AFTER_TEXT.contains(&c) => return TextStep::Before,
-            Within::MaybeAfter if c.is_whitespace() => self.held.push(c),
-            Within::MaybeAfter => {
+            StringState::MaybeAfter if AFTER_TEXT.contains(&c) => return StringStep::Before,
+            StringState::MaybeAfter if c.is_whitespace() => self.held.push(c),
+            StringState::MaybeAfter => {
                 self.text.push_str(&self.held);
                 self.held.clear();
-                self.within = Within::Text { escaped: false };
+                self.within = StringState::Text { escaped: false };
                 return self.push(c);
             }
-            Within::Long { escaped: false } if c == self.quote => {
+            StringState::Long { escaped: false } if c == self.quote => {
                 self.held.push(c);
                 if self.held.len() == 3 {
-                    self.within = Within::AfterLong;
+                    self.within = StringState::AfterLong;
                 }
             }
-            Within::Long { escaped } => {
+            StringState::Long { escaped } => {
                 self.text.push_str(&self.held);
                 self.held.clear();
-                self.within = Within::Long { escaped: c == '\\' && !escaped };
+                self.within = StringState::Long { escaped: c == '\\' && !escaped };
                 self.text.push(c);
             }
-            Within::AfterLong if c.is_whitespace() => {}
-            Within::AfterLong => return TextStep::Before,
+            StringState::AfterLong if c.is_whitespace() => {}
+            StringState::AfterLong => return StringStep::Before,
         }
-        TextStep::More
+        StringStep::More
     }
 
     /// Removes and returns the text so far, escapes replaced; `all`: nothing more comes.
