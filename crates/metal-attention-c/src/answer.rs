@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use metal_attention_chat::{AnswerEvent, Message, ToolCallParser};
-use metal_attention_grammar::Conversation;
+use metal_attention_grammar::RenderedConversation;
 
 use crate::chat::Chat;
 use crate::pointers::{Out, fill, free, reference};
@@ -16,7 +16,7 @@ pub struct Answer(pub(crate) Arc<Mutex<Reading>>);
 
 /// An answer as it is read.
 pub struct Reading {
-    conversation: Arc<Conversation>,
+    conversation: Arc<RenderedConversation>,
     /// `None`: the answer is not given to a text.
     parser: Option<ToolCallParser>,
     /// There is something of the text.

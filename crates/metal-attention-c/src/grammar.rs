@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{Conversation, ConversationError, Form};
+use metal_attention_grammar::{AnswerForm, ConversationError, RenderedConversation};
 
 use crate::chat::{Chat, json};
 use crate::model::{MA_NUL_TERMINATED, Model};
@@ -18,7 +18,7 @@ pub struct Grammar {
     /// Tokens of the vocabulary that it is for.
     pub(crate) n_vocab: usize,
     /// The conversation that texts answer.
-    conversation: Option<Arc<Conversation>>,
+    conversation: Option<Arc<RenderedConversation>>,
     /// The text has a form of its own, and is no tool call.
     pub(crate) is_form: bool,
     /// Places of a JSON schema that are not enforced.
@@ -38,7 +38,7 @@ impl Grammar {
 
 /// What a text must be.
 enum Wanted {
-    Form(Form),
+    Form(AnswerForm),
     /// Tool calls, several where `parallel`.
     Calls {
         parallel: bool,
@@ -83,11 +83,11 @@ pub unsafe extern "C" fn ma_grammar_new(
         // SAFETY: as the caller promises.
         let chat = unsafe { chat.as_ref() };
         let wanted = match kind {
-            "json_schema" => Wanted::Form(Form::JsonSchema { schema: json(form, "form")?, strict: None }),
-            "json_object" => Wanted::Form(Form::JsonObject),
-            "grammar" => Wanted::Form(Form::grammar(form.to_owned())),
-            "regex" => Wanted::Form(Form::Regex(form.to_owned())),
-            "choice" => Wanted::Form(Form::Choice(json(form, "form")?)),
+            "json_schema" => Wanted::Form(AnswerForm::JsonSchema { schema: json(form, "form")?, strict: None }),
+            "json_object" => Wanted::Form(AnswerForm::JsonObject),
+            "grammar" => Wanted::Form(AnswerForm::grammar(form.to_owned())),
+            "regex" => Wanted::Form(AnswerForm::Regex(form.to_owned())),
+            "choice" => Wanted::Form(AnswerForm::Choice(json(form, "form")?)),
             "tool_call" => Wanted::Calls { parallel: false },
             "tool_calls" => Wanted::Calls { parallel: true },
             other => return Err(Failure::argument(format!("kind is {other:?}, but it must be one of {KINDS}"))),

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 
 use crate::pointers::{Out, fill, free, reference, text, values};
 use crate::status::{Failure, Status, call};
@@ -18,7 +18,7 @@ pub const MA_NUL_TERMINATED: usize = usize::MAX;
 pub struct Model {
     pub(crate) inner: metal_attention::Model,
     template: OnceLock<ChatTemplate>,
-    grammars: OnceLock<Grammars>,
+    grammars: OnceLock<GrammarCompiler>,
 }
 
 impl Model {
@@ -33,9 +33,9 @@ impl Model {
     }
 
     /// What makes grammars for the model's vocabulary.
-    pub(crate) fn grammars(&self) -> Result<&Grammars, Failure> {
+    pub(crate) fn grammars(&self) -> Result<&GrammarCompiler, Failure> {
         let tokenizer = self.inner.tokenizer()?;
-        Ok(self.grammars.get_or_init(|| Grammars::new(&tokenizer)))
+        Ok(self.grammars.get_or_init(|| GrammarCompiler::new(&tokenizer)))
     }
 }
 

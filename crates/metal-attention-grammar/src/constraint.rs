@@ -11,7 +11,7 @@ use metal_attention_chat::{ChatTemplate, Tool};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use crate::form::Form;
+use crate::form::AnswerForm;
 use crate::gbnf::{self, GbnfError};
 use crate::lark;
 use crate::pattern;
@@ -60,7 +60,7 @@ pub enum GrammarError {
 
 impl GrammarError {
     /// The detail with which a grammar may be made where this is what came of `detail`.
-    fn less_than(&self, detail: Detail) -> Option<Detail> {
+    fn coarser_detail(&self, detail: Detail) -> Option<Detail> {
         match (self, detail) {
             (Self::PatternsMeet | Self::TooLarge | Self::Other, Detail::Full) => Some(Detail::Rough),
             (Self::Circular, Detail::Full | Detail::Rough) => Some(Detail::Flat),
@@ -84,13 +84,13 @@ impl GrammarError {
 }
 
 /// Makes constraints for one vocabulary.
-pub struct Grammars {
+pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
     /// Built when the first constraint is asked for: it takes a moment and some memory.
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
-impl Grammars {
+impl GrammarCompiler {
     /// For the vocabulary of `tokenizer`.
     pub fn new(tokenizer: &Arc<Tokenizer>) -> Self {
         Self { tokenizer: Arc::clone(tokenizer), factory: OnceLock::new() }
@@ -102,7 +102,7 @@ impl Grammars {
         &self,
         template: &ChatTemplate,
         prompt: &str,
-        form: &Form,
+        form: &AnswerForm,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
         let thinking = template.reasoning_begun(prompt);
@@ -110,14 +110,14 @@ impl Grammars {
     }
 
     /// A text that looks like `form` from its beginning. `left_out` gets the places of what is not enforced.
-    pub fn raw(&self, form: &Form, left_out: &mut Vec<String>) -> Result<Grammar, GrammarError> {
+    pub fn raw(&self, form: &AnswerForm, left_out: &mut Vec<String>) -> Result<Grammar, GrammarError> {
         self.whole(form, left_out, |_| None)
     }
 
     /// What looks like `form`, after what `around` puts before it.
     fn whole(
         &self,
-        form: &Form,
+        form: &AnswerForm,
         left_out: &mut Vec<String>,
         around: impl Fn(&str) -> Option<String>,
     ) -> Result<Grammar, GrammarError> {
@@ -139,22 +139,22 @@ impl Grammars {
             })
         };
         match form {
-            Form::JsonObject => json(&json!({"type": "object"}), Some(false), left_out),
-            Form::JsonSchema { schema, strict } => json(schema, *strict, left_out),
-            Form::Gbnf(text) => self.constraint(left_out, |detail, _| {
+            AnswerForm::JsonObject => json(&json!({"type": "object"}), Some(false), left_out),
+            AnswerForm::JsonSchema { schema, strict } => json(schema, *strict, left_out),
+            AnswerForm::Gbnf(text) => self.constraint(left_out, |detail, _| {
                 let lark = on_a_large_stack(|| gbnf::to_lark(text, &self.tokenizer, max_terminal(detail)))??;
                 Ok(nested(lark))
             }),
-            Form::Lark(text) => {
+            AnswerForm::Lark(text) => {
                 lark::check(text).map_err(GrammarError::Lark)?;
                 let is_nested = around("").is_some();
                 self.compile(nested(text.clone()), |error| lark::explained(error, is_nested).map(GrammarError::Lark))
             }
-            Form::Regex(pattern) => {
+            AnswerForm::Regex(pattern) => {
                 let pattern = on_a_large_stack(|| pattern::whole(pattern))?.map_err(GrammarError::Regex)?;
                 self.compile(terminal(&pattern), |_| None)
             }
-            Form::Choice(choices) => {
+            AnswerForm::Choice(choices) => {
                 let pattern = pattern::one_of(choices).map_err(GrammarError::Choice)?;
                 self.compile(terminal(&pattern), |_| None)
             }
@@ -163,7 +163,7 @@ impl Grammars {
 
     /// An answer to `prompt`, which `template` has rendered, whose text is any JSON object.
     pub fn json_object(&self, template: &ChatTemplate, prompt: &str) -> Result<Grammar, GrammarError> {
-        self.form(template, prompt, &Form::JsonObject, &mut Vec::new())
+        self.form(template, prompt, &AnswerForm::JsonObject, &mut Vec::new())
     }
 
     /// An answer to `prompt`, which `template` has rendered, whose text is JSON that follows `schema`, with open objects
@@ -176,7 +176,7 @@ impl Grammars {
         strict: Option<bool>,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, GrammarError> {
-        self.form(template, prompt, &Form::JsonSchema { schema: schema.clone(), strict }, left_out)
+        self.form(template, prompt, &AnswerForm::JsonSchema { schema: schema.clone(), strict }, left_out)
     }
 
     /// Calls of `tools` as `template` has the model write them, after its thoughts where `prompt` ends in some;
@@ -220,7 +220,7 @@ impl Grammars {
                     left_out.extend(places);
                     return Ok(grammar);
                 }
-                Err(error) => detail = error.less_than(detail).ok_or(error)?,
+                Err(error) => detail = error.coarser_detail(detail).ok_or(error)?,
             }
         }
     }
@@ -333,7 +333,7 @@ mod tests {
     use crate::test_vocabulary::{accepts, vocabulary};
 
     /// Whether a text follows a schema to its end.
-    fn follows(grammars: &Grammars, schema: &Value, strict: Option<bool>, text: &str) -> bool {
+    fn follows(grammars: &GrammarCompiler, schema: &Value, strict: Option<bool>, text: &str) -> bool {
         let template = ChatTemplate::fallback(Arc::clone(&grammars.tokenizer));
         let mut constraint = grammars
             .json_schema(&template, "", schema, strict, &mut Vec::new())
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn closed_objects_hold_what_they_name() {
-        let grammars = Grammars::new(&Model::built_in().unwrap().tokenizer().unwrap());
+        let grammars = GrammarCompiler::new(&Model::built_in().unwrap().tokenizer().unwrap());
         let a = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
         let node = json!({"$ref": "#/$defs/N", "$defs": {"N": {"type": "object", "required": ["n"], "properties": {
             "n": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}}}});
@@ -445,7 +445,7 @@ mod tests {
             let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
             let prompt = if answer.starts_with("So.") { template.reasoning().unwrap().start } else { "" };
             let mut constraint =
-                Grammars::new(&tokenizer).calls(&template, prompt, &tools, false, &mut Vec::new()).unwrap();
+                GrammarCompiler::new(&tokenizer).calls(&template, prompt, &tools, false, &mut Vec::new()).unwrap();
             let ids = tokenizer.encode(answer, EncodeOptions { add_special: false, parse_special: true });
             let mut parser = template.answer_parser(prompt, &tools);
             let mut events = Vec::new();
@@ -470,11 +470,11 @@ mod tests {
     }
 
     /// Whether `form` after `source`'s prompt, which ends in thoughts where the text does, allows `text`.
-    fn allows(source: &str, control: &[&str], form: &Form, text: &str) -> bool {
+    fn allows(source: &str, control: &[&str], form: &AnswerForm, text: &str) -> bool {
         let tokenizer = vocabulary(control);
         let template = ChatTemplate::with_tokenizer(source, Some(Arc::clone(&tokenizer))).unwrap();
         let prompt = if text.starts_with("So") { template.reasoning().unwrap().start } else { "" };
-        let grammar = Grammars::new(&tokenizer).form(&template, prompt, form, &mut Vec::new());
+        let grammar = GrammarCompiler::new(&tokenizer).form(&template, prompt, form, &mut Vec::new());
         accepts(grammar.unwrap_or_else(|why| panic!("{form:?}: {why}")), &tokenizer, text)
     }
 
@@ -483,13 +483,13 @@ mod tests {
         let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"];
         let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
         for (form, good, bad) in [
-            (Form::JsonObject, r#"{"z":[1]}"#, "[1]"),
-            (Form::JsonSchema { schema, strict: None }, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
-            (Form::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))", "((x)"),
-            (Form::Lark("start: \"(\" start \")\" | /x+/".into()), "(xx)", "(xx"),
-            (Form::Regex("^[a-c]+/\n?$".into()), "abc/\n", "abd/"),
-            (Form::Choice(vec!["yes".into(), "yes, sir".into(), "a.c".into()]), "yes, sir", "abc"),
-            (Form::Choice(vec!["yes".into(), "yes, sir".into()]), "yes", "yes,"),
+            (AnswerForm::JsonObject, r#"{"z":[1]}"#, "[1]"),
+            (AnswerForm::JsonSchema { schema, strict: None }, r#"{"a":1}"#, r#"{"a":1,"z":1}"#),
+            (AnswerForm::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))", "((x)"),
+            (AnswerForm::Lark("start: \"(\" start \")\" | /x+/".into()), "(xx)", "(xx"),
+            (AnswerForm::Regex("^[a-c]+/\n?$".into()), "abc/\n", "abd/"),
+            (AnswerForm::Choice(vec!["yes".into(), "yes, sir".into(), "a.c".into()]), "yes, sir", "abc"),
+            (AnswerForm::Choice(vec!["yes".into(), "yes, sir".into()]), "yes", "yes,"),
         ] {
             let answers: [(&str, &[&str], &str); 4] = [
                 ("", &[], ""),
@@ -506,26 +506,26 @@ mod tests {
                 assert!(!allows(source, control, &form, &format!("{before}{bad}")), "{before}{bad} as {form:?}");
             }
             let tokenizer = vocabulary(&[]);
-            let raw = Grammars::new(&tokenizer).raw(&form, &mut Vec::new()).unwrap();
+            let raw = GrammarCompiler::new(&tokenizer).raw(&form, &mut Vec::new()).unwrap();
             assert!(accepts(raw.clone(), &tokenizer, good) && !accepts(raw, &tokenizer, bad), "{form:?}");
         }
     }
 
     #[test]
     fn what_is_wrong_with_a_form_is_named() {
-        let grammars = Grammars::new(&vocabulary(&[]));
+        let grammars = GrammarCompiler::new(&vocabulary(&[]));
         let deep = "start: ".to_owned() + &"(".repeat(2000) + "\"a\"" + &")".repeat(2000);
         let chain = (0..3000).map(|i| format!("a{i}: \"x\" a{}\n", i + 1)).collect::<Vec<_>>().concat();
         for (form, named) in [
-            (Form::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
-            (Form::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),
-            (Form::Lark("start: %%".into()), "the grammar: line 1: "),
-            (Form::Lark("start: a".into()), "the grammar: line 1: unknown name: \"a\""),
-            (Form::Lark("a: \"a\"".into()), "the grammar: "),
-            (Form::Lark(deep), "the grammar: line 1: "),
-            (Form::Lark(format!("start: a0\n{chain}")), "the grammar: "),
-            (Form::Regex("a(?=b)".into()), "the regular expression: look-arounds"),
-            (Form::Choice(Vec::new()), "the choice: there is nothing to choose from"),
+            (AnswerForm::Gbnf("root ::= x".into()), "the grammar: line 1: the rule \"x\" is not defined"),
+            (AnswerForm::Lark("start: a\na: (\"x\"".into()), "the grammar: line 2: "),
+            (AnswerForm::Lark("start: %%".into()), "the grammar: line 1: "),
+            (AnswerForm::Lark("start: a".into()), "the grammar: line 1: unknown name: \"a\""),
+            (AnswerForm::Lark("a: \"a\"".into()), "the grammar: "),
+            (AnswerForm::Lark(deep), "the grammar: line 1: "),
+            (AnswerForm::Lark(format!("start: a0\n{chain}")), "the grammar: "),
+            (AnswerForm::Regex("a(?=b)".into()), "the regular expression: look-arounds"),
+            (AnswerForm::Choice(Vec::new()), "the choice: there is nothing to choose from"),
         ] {
             let error = grammars.raw(&form, &mut Vec::new()).err().map_or_else(String::new, |why| why.to_string());
             assert!(error.starts_with(named), "{error}");

@@ -8,10 +8,10 @@ use metal_attention_chat::{
     ChatTemplate, Continuation, RenderRequest, TemplateError, Tool, ToolCallParser, ToolNameError,
 };
 
-use crate::{Form, Grammar, GrammarError, Grammars, Guide, GuideOptions};
+use crate::{AnswerForm, Grammar, GrammarCompiler, GrammarError, Guide, GuideOptions};
 
 /// A conversation as its template has rendered it.
-pub struct Conversation {
+pub struct RenderedConversation {
     template: ChatTemplate,
     tokenizer: Arc<Tokenizer>,
     continuation: Continuation,
@@ -40,7 +40,7 @@ pub enum ConversationError {
     Continued,
 }
 
-impl Conversation {
+impl RenderedConversation {
     /// Renders a conversation; `continued`: the answer goes on with its last message, which is the assistant's.
     ///
     /// # Errors
@@ -102,11 +102,11 @@ impl Conversation {
     ///
     /// # Errors
     ///
-    /// Fails where [`Grammars::form`] does, and where the answer has begun.
+    /// Fails where [`GrammarCompiler::form`] does, and where the answer has begun.
     pub fn form(
         &self,
-        grammars: &Grammars,
-        form: &Form,
+        grammars: &GrammarCompiler,
+        form: &AnswerForm,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, ConversationError> {
         Ok(grammars.form(&self.template, self.prompt_of_grammar()?, form, left_out)?)
@@ -116,10 +116,10 @@ impl Conversation {
     ///
     /// # Errors
     ///
-    /// Fails where [`Grammars::calls`] does, where there are no tools, and where the answer has begun.
+    /// Fails where [`GrammarCompiler::calls`] does, where there are no tools, and where the answer has begun.
     pub fn calls(
         &self,
-        grammars: &Grammars,
+        grammars: &GrammarCompiler,
         parallel: bool,
         left_out: &mut Vec<String>,
     ) -> Result<Grammar, ConversationError> {
@@ -168,16 +168,16 @@ mod tests {
     use super::*;
     use crate::tokens_within;
 
-    fn conversation(messages: &[Message], tools: &[Tool], continued: bool) -> Conversation {
+    fn conversation(messages: &[Message], tools: &[Tool], continued: bool) -> RenderedConversation {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../metal-attention-chat/tests/data/templates");
         let template = ChatTemplate::new(&std::fs::read_to_string(format!("{folder}/qwen3.jinja")).unwrap()).unwrap();
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
         let request = RenderRequest { messages, tools, add_generation_prompt: true, ..Default::default() };
-        Conversation::render(template, &tokenizer, &request, continued).unwrap()
+        RenderedConversation::render(template, &tokenizer, &request, continued).unwrap()
     }
 
     /// Whether an answer may be `text`, and nothing more.
-    fn follows(conversation: &Conversation, grammar: &Grammar, has_form: bool, text: &str) -> bool {
+    fn follows(conversation: &RenderedConversation, grammar: &Grammar, has_form: bool, text: &str) -> bool {
         let tokenizer = conversation.tokenizer();
         let mut constraint = conversation.constraint(grammar.clone(), has_form).unwrap();
         let may_come = tokens_within(tokenizer, text, true).into_iter().all(|id| {
@@ -191,8 +191,8 @@ mod tests {
     #[test]
     fn answers_have_their_form_after_thoughts() {
         let chat = conversation(&[Message::user("Question?")], &[], false);
-        let grammars = Grammars::new(chat.tokenizer());
-        let form = Form::Choice(vec!["yes".into(), "no".into()]);
+        let grammars = GrammarCompiler::new(chat.tokenizer());
+        let form = AnswerForm::Choice(vec!["yes".into(), "no".into()]);
         let grammar = chat.form(&grammars, &form, &mut Vec::new()).unwrap();
         for text in ["yes", "no", "<think>Hm.</think>yes", "<think>\nHm.\n</think>\n\nno"] {
             assert!(follows(&chat, &grammar, true, text), "{text}");
@@ -209,7 +209,7 @@ mod tests {
     fn answers_are_calls_where_they_must_be() {
         let tools = [Tool::try_from(json!({"type": "function", "function": {"name": "f"}})).unwrap()];
         let chat = conversation(&[Message::user("Question?")], &tools, false);
-        let grammar = chat.calls(&Grammars::new(chat.tokenizer()), false, &mut Vec::new()).unwrap();
+        let grammar = chat.calls(&GrammarCompiler::new(chat.tokenizer()), false, &mut Vec::new()).unwrap();
         let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
         assert!(follows(&chat, &grammar, false, call) && !follows(&chat, &grammar, false, "Hm."));
         let mut parser = chat.parser(false);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// What an answer must look like.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Form {
+pub enum AnswerForm {
     /// Any JSON object.
     JsonObject,
     /// JSON that follows a schema.
@@ -25,7 +25,7 @@ pub enum Form {
     Choice(Vec<String>),
 }
 
-impl Form {
+impl AnswerForm {
     /// A grammar in whichever of the two formats it is written: rules by `::=` are GBNF.
     pub fn grammar(text: String) -> Self {
         if crate::gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }

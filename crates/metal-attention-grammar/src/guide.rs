@@ -41,7 +41,7 @@ pub struct Guide {
     /// Bytes that are no whole character yet.
     undecoded: Vec<u8>,
     grammar: Option<Grammar>,
-    opening: Opening,
+    phase: ThinkingPhase,
     /// Tokens of thoughts that may still come.
     budget: Option<usize>,
     /// The text that ends thoughts, the first time and later.
@@ -56,7 +56,7 @@ pub struct Guide {
 }
 
 /// Thoughts before the text that the grammar describes.
-enum Opening {
+enum ThinkingPhase {
     /// There may be some: their marker may come, of which `written` is there.
     Possible {
         start: &'static str,
@@ -85,9 +85,9 @@ impl Guide {
         }
         let harmony = template.tool_format() == ToolFormat::Harmony;
         let markers = template.reasoning();
-        let opening = match (markers, &grammar) {
+        let phase = match (markers, &grammar) {
             (Some(markers), Some(grammar)) if may_think && budget != Some(0) && !parser.is_thinking() => {
-                Opening::Possible {
+                ThinkingPhase::Possible {
                     start: markers.start,
                     written: Vec::new(),
                     is_text: true,
@@ -95,7 +95,7 @@ impl Guide {
                     mask: Vec::new(),
                 }
             }
-            (Some(_) | None, _) => Opening::Closed,
+            (Some(_) | None, _) => ThinkingPhase::Closed,
         };
         let ends = match (harmony, has_tools || grammar.is_some()) {
             (true, true) => [NEXT.to_owned(), NEXT.to_owned() + if grammar.is_some() { "" } else { HARMONY_ANSWER }],
@@ -110,7 +110,7 @@ impl Guide {
             parser,
             undecoded: Vec::new(),
             grammar,
-            opening,
+            phase,
             budget,
             ends,
             n_ended: 0,
@@ -221,12 +221,12 @@ impl Constraint for Guide {
             return Ok(());
         }
         let n_vocab = self.tokenizer.n_vocab();
-        match &mut self.opening {
-            Opening::Closed => match &mut self.grammar {
+        match &mut self.phase {
+            ThinkingPhase::Closed => match &mut self.grammar {
                 Some(grammar) => grammar.allowed(mask)?,
                 None => set_all(mask, n_vocab),
             },
-            Opening::Blank { n_left, mask: of_grammar } => {
+            ThinkingPhase::Blank { n_left, mask: of_grammar } => {
                 if let Some(grammar) = &mut self.grammar {
                     grammar.allowed(mask)?;
                 }
@@ -236,7 +236,7 @@ impl Constraint for Guide {
                     self.blanks.iter().for_each(|&id| set(mask, id));
                 }
             }
-            Opening::Thinking { .. } => {
+            ThinkingPhase::Thinking { .. } => {
                 set_all(mask, n_vocab);
                 for &id in self.tokenizer.end_of_generation() {
                     if let Some(word) = mask.get_mut(id as usize / 32) {
@@ -244,7 +244,7 @@ impl Constraint for Guide {
                     }
                 }
             }
-            Opening::Possible { start, written, is_text, mask: of_grammar, .. } => {
+            ThinkingPhase::Possible { start, written, is_text, mask: of_grammar, .. } => {
                 if let Some(grammar) = self.grammar.as_mut().filter(|_| *is_text) {
                     grammar.allowed(mask)?;
                 }
@@ -266,36 +266,36 @@ impl Constraint for Guide {
             self.forced.pop_front();
         }
         self.read(id);
-        let opening = std::mem::replace(&mut self.opening, Opening::Closed);
-        match opening {
-            Opening::Closed => {
+        let phase = std::mem::replace(&mut self.phase, ThinkingPhase::Closed);
+        match phase {
+            ThinkingPhase::Closed => {
                 if let Some(grammar) = &mut self.grammar {
                     grammar.accept(id)?;
                 }
             }
-            Opening::Thinking { fresh } => {
+            ThinkingPhase::Thinking { fresh } => {
                 if self.parser.is_thinking() {
-                    self.opening = Opening::Thinking { fresh };
+                    self.phase = ThinkingPhase::Thinking { fresh };
                 } else {
                     self.grammar = Some(fresh);
-                    self.opening = Opening::Blank { n_left: MAX_BLANKS, mask: Vec::new() };
+                    self.phase = ThinkingPhase::Blank { n_left: MAX_BLANKS, mask: Vec::new() };
                 }
             }
-            Opening::Blank { n_left, mask } => match &mut self.grammar {
+            ThinkingPhase::Blank { n_left, mask } => match &mut self.grammar {
                 Some(grammar) if has(&mask, id) => grammar.accept(id)?,
-                Some(_) | None => self.opening = Opening::Blank { n_left: n_left.saturating_sub(1), mask },
+                Some(_) | None => self.phase = ThinkingPhase::Blank { n_left: n_left.saturating_sub(1), mask },
             },
-            Opening::Possible { start, mut written, is_text, fresh, mask } => {
+            ThinkingPhase::Possible { start, mut written, is_text, fresh, mask } => {
                 written.extend_from_slice(spelling(&self.tokenizer, id));
                 let follows = is_text && has(&mask, id);
                 if start.as_bytes() == written {
-                    self.opening = Opening::Thinking { fresh };
+                    self.phase = ThinkingPhase::Thinking { fresh };
                 } else {
                     if let Some(grammar) = self.grammar.as_mut().filter(|_| follows) {
                         grammar.accept(id)?;
                     }
                     if start.as_bytes().starts_with(&written) {
-                        self.opening = Opening::Possible { start, written, is_text: follows, fresh, mask };
+                        self.phase = ThinkingPhase::Possible { start, written, is_text: follows, fresh, mask };
                     }
                 }
             }
@@ -311,7 +311,7 @@ impl Constraint for Guide {
         if self.single_call && self.called {
             return true;
         }
-        matches!(self.opening, Opening::Closed)
+        matches!(self.phase, ThinkingPhase::Closed)
             && self.forced.is_empty()
             && self.grammar.as_ref().is_some_and(Constraint::is_complete)
     }
@@ -324,7 +324,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Grammars;
+    use crate::GrammarCompiler;
 
     /// The text of a model that says `says`, byte by byte, wherever it may, and the first that is allowed elsewhere.
     fn answer(tokenizer: &Tokenizer, mut guide: Guide, says: &str) -> String {
@@ -348,9 +348,9 @@ mod tests {
     }
 
     /// What a model with this template says after the question.
-    fn said(name: &str, says: &str, change: impl FnOnce(&Grammars, &mut GuideOptions<'_>)) -> String {
+    fn said(name: &str, says: &str, change: impl FnOnce(&GrammarCompiler, &mut GuideOptions<'_>)) -> String {
         let tokenizer = Model::built_in().unwrap().tokenizer().unwrap();
-        let grammars = Grammars::new(&tokenizer);
+        let grammars = GrammarCompiler::new(&tokenizer);
         let template = template(name);
         let messages = [Message::user("Question?")];
         let request = RenderRequest { messages: &messages, add_generation_prompt: true, ..Default::default() };

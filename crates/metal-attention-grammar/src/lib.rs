@@ -1,20 +1,20 @@
 //! What a generated text must look like, as a constraint on the tokens that may come next.
 //!
-//! A [`Form`] says what is wanted: JSON that follows a schema, a grammar in GBNF or Lark, a regular expression, a choice of
-//! strings. [`Grammars`] makes constraints of forms for one vocabulary, for an answer to a chat ([`form`](Grammars::form)) or for
-//! a text from its beginning ([`raw`](Grammars::raw)), and of the tools of which an answer must call one
-//! ([`calls`](Grammars::calls)). A generator and a scheduler take what it makes. A [`Guide`] puts room for thoughts before an answer's
-//! text, and ends thoughts and calls; a [`Conversation`] is a prompt that knows what reads and restricts its answer.
+//! A [`AnswerForm`] says what is wanted: JSON that follows a schema, a grammar in GBNF or Lark, a regular expression, a choice of
+//! strings. [`GrammarCompiler`] makes constraints of forms for one vocabulary, for an answer to a chat ([`form`](GrammarCompiler::form)) or for
+//! a text from its beginning ([`raw`](GrammarCompiler::raw)), and of the tools of which an answer must call one
+//! ([`calls`](GrammarCompiler::calls)). A generator and a scheduler take what it makes. A [`Guide`] puts room for thoughts before an answer's
+//! text, and ends thoughts and calls; a [`RenderedConversation`] is a prompt that knows what reads and restricts its answer.
 //!
 //! ```
 //! use metal_attention::sampling::SamplerOptions;
 //! use metal_attention::{EngineOptions, GenerateOptions, Generator, Model};
-//! use metal_attention_grammar::{Form, Grammars};
+//! use metal_attention_grammar::{AnswerForm, GrammarCompiler};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::built_in()?;
-//! let form = Form::grammar("root ::= \" a \" pet\npet ::= \"cat\" | \"dog\"".into());
-//! let constraint = Grammars::new(&model.tokenizer()?).raw(&form, &mut Vec::new())?;
+//! let form = AnswerForm::grammar("root ::= \" a \" pet\npet ::= \"cat\" | \"dog\"".into());
+//! let constraint = GrammarCompiler::new(&model.tokenizer()?).raw(&form, &mut Vec::new())?;
 //!
 //! let mut generator = Generator::new(&model, &EngineOptions::default(), SamplerOptions::greedy())?;
 //! generator.set_constraint(Some(Box::new(constraint)));
@@ -39,9 +39,9 @@ mod schema;
 #[cfg(test)]
 mod test_vocabulary;
 
-pub use constraint::{Grammar, GrammarError, Grammars};
-pub use conversation::{Conversation, ConversationError};
+pub use constraint::{Grammar, GrammarCompiler, GrammarError};
+pub use conversation::{ConversationError, RenderedConversation};
 pub use fields::FieldError;
-pub use form::Form;
+pub use form::AnswerForm;
 pub use gbnf::GbnfError;
 pub use guide::{Guide, GuideOptions, tokens_within};

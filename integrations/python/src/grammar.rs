@@ -1,7 +1,7 @@
 //! Structured outputs: the form that a text must have.
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{Conversation, Form, Grammar, Grammars};
+use metal_attention_grammar::{AnswerForm, Grammar, GrammarCompiler, RenderedConversation};
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
@@ -22,11 +22,15 @@ impl PyGrammar {
     /// The grammar that `fields` ask for, a JSON object of fields as in requests to the server; `None` where they ask for
     /// nothing. Of a conversation it is that of the answer's text, after its thoughts. Grammars take time: not to be called by who
     /// holds Python.
-    pub fn make(grammars: &Grammars, fields: &str, conversation: Option<&Conversation>) -> PyResult<Option<Self>> {
+    pub fn make(
+        grammars: &GrammarCompiler,
+        fields: &str,
+        conversation: Option<&RenderedConversation>,
+    ) -> PyResult<Option<Self>> {
         let refused = |why: String| OptionError::new_err(why);
         let fields: Map<String, Value> =
             serde_json::from_str(fields).map_err(|error| refused(format!("structured_outputs: {error}")))?;
-        let Some((field, form)) = Form::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
+        let Some((field, form)) = AnswerForm::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
             return Ok(None);
         };
         let mut left_out = Vec::new();
@@ -39,7 +43,7 @@ impl PyGrammar {
     }
 
     /// The grammar of an answer that calls a function; `parallel`: or several. Not to be called by who holds Python.
-    pub fn of_calls(grammars: &Grammars, conversation: &Conversation, parallel: bool) -> PyResult<Self> {
+    pub fn of_calls(grammars: &GrammarCompiler, conversation: &RenderedConversation, parallel: bool) -> PyResult<Self> {
         let mut left_out = Vec::new();
         let grammar = conversation.calls(grammars, parallel, &mut left_out);
         let grammar = grammar.map_err(|why| OptionError::new_err(format!("tool_choice {why}")))?;
@@ -47,7 +51,7 @@ impl PyGrammar {
     }
 
     /// Restricts one text, where it is an answer after its thoughts.
-    pub fn constraint(&self, conversation: Option<&Conversation>) -> Option<Box<dyn Constraint>> {
+    pub fn constraint(&self, conversation: Option<&RenderedConversation>) -> Option<Box<dyn Constraint>> {
         let grammar = self.grammar.clone();
         match conversation {
             Some(conversation) => conversation.constraint(grammar, self.is_form),

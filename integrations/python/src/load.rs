@@ -8,7 +8,7 @@ use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, Watch};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 use metal_attention_hub::{Environment, Hub, HubError, ModelName, Observer, PREFIX};
 use pyo3::prelude::*;
 
@@ -33,7 +33,7 @@ pub struct Loaded {
     pub model: Model,
     pub tokenizer: Arc<Tokenizer>,
     pub template: ChatTemplate,
-    pub grammars: Grammars,
+    pub grammars: GrammarCompiler,
     pub reranker: Result<Reranker, Error>,
     pub device: String,
     pub n_ctx: usize,
@@ -68,7 +68,7 @@ impl Wanted {
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).map_err(|e| errors::of_start(&e))?;
         let loaded = Loaded {
             template: ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
-            grammars: Grammars::new(&tokenizer),
+            grammars: GrammarCompiler::new(&tokenizer),
             reranker: Reranker::new(&model),
             device: format!("{} {}", device.kind, device.name),
             n_ctx,

@@ -10,9 +10,10 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
 use metal_attention_chat::{
-    AnswerEvent, ChatTemplate, ContextRoom, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall, fit_context,
+    AnswerEvent, ChatTemplate, ContextBudget, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall,
+    fit_context,
 };
-use metal_attention_grammar::{Form, Grammars};
+use metal_attention_grammar::{AnswerForm, GrammarCompiler};
 
 use super::conversation::Conversation;
 use super::note;
@@ -33,7 +34,7 @@ pub struct Options {
     /// Whether the model thinks; `None`: as its template has it.
     pub thinking: Option<Thinking>,
     /// What each answer must look like.
-    pub form: Option<Form>,
+    pub form: Option<AnswerForm>,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
     /// A person watches: thoughts are shown, too.
@@ -51,7 +52,7 @@ pub struct Session {
     template: ChatTemplate,
     sampling: SamplerOptions,
     options: Options,
-    grammars: Grammars,
+    grammars: GrammarCompiler,
 }
 
 impl Session {
@@ -65,7 +66,7 @@ impl Session {
         mut options: Options,
     ) -> Self {
         options.stop.extend(template.stop_strings().iter().map(|&s| s.to_owned()));
-        let grammars = Grammars::new(&tokenizer);
+        let grammars = GrammarCompiler::new(&tokenizer);
         Self { conversation, generator, tokenizer, template, sampling, options, grammars }
     }
 
@@ -161,7 +162,7 @@ impl Session {
             let n_tokens = ids.len();
             Ok::<_, CliError>(((begun, ids), n_tokens))
         };
-        let room = ContextRoom::new(n_ctx, self.options.n_predict);
+        let room = ContextBudget::new(n_ctx, self.options.n_predict);
         let fitted = fit_context(&messages, room, &self.tokenizer, render)?;
         if fitted.n_tokens >= n_ctx {
             return Err(CliError::Usage(format!(

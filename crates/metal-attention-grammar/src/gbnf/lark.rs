@@ -3,19 +3,20 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::nodes::{Grammar, Kind, NodeId};
+use super::nodes::{GbnfGrammar, NodeId, NodeKind};
 use crate::lark::terminal;
 use crate::pattern::written;
 
 /// Writes `grammar`, whose first rule is `start`.
-pub fn write(grammar: &Grammar) -> String {
-    let mut writer = Writer { grammar, lines: String::new(), rules: HashMap::new(), terminals: HashMap::new(), n: 0 };
+pub fn write(grammar: &GbnfGrammar) -> String {
+    let mut writer =
+        LarkWriter { grammar, lines: String::new(), rules: HashMap::new(), terminals: HashMap::new(), n: 0 };
     let start = writer.rule(grammar.root);
     format!("start: {start}\n{}", writer.lines)
 }
 
-struct Writer<'a> {
-    grammar: &'a Grammar,
+struct LarkWriter<'a> {
+    grammar: &'a GbnfGrammar,
     lines: String,
     /// The names of rules.
     rules: HashMap<usize, String>,
@@ -25,7 +26,7 @@ struct Writer<'a> {
     n: usize,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> LarkWriter<'a> {
     fn name(&mut self, prefix: &str) -> String {
         self.n += 1;
         format!("{prefix}{}", self.n)
@@ -50,33 +51,33 @@ impl<'a> Writer<'a> {
 
     /// What a rule describes.
     fn alternatives(&mut self, node: NodeId) -> String {
-        let Some(Kind::Choice(parts)) = self.apart(node) else { return self.sequence(node) };
+        let Some(NodeKind::Choice(parts)) = self.compound(node) else { return self.sequence(node) };
         let parts: Vec<String> = parts.iter().map(|&part| self.sequence(part)).collect();
         let written = |part: &'_ String| if part.is_empty() { "\"\"".to_owned() } else { part.clone() };
         parts.iter().map(written).collect::<Vec<_>>().join(" | ")
     }
 
     fn sequence(&mut self, node: NodeId) -> String {
-        let Some(Kind::Sequence(parts)) = self.apart(node) else { return self.item(node) };
+        let Some(NodeKind::Sequence(parts)) = self.compound(node) else { return self.item(node) };
         let parts: Vec<String> = parts.iter().map(|&part| self.item(part)).collect();
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
     fn item(&mut self, node: NodeId) -> String {
-        let Some(Kind::Repeat { of, min, max }) = self.apart(node) else { return self.atom(node) };
-        let of = self.atom(*of);
+        let Some(NodeKind::Repeat { item, min, max }) = self.compound(node) else { return self.atom(node) };
+        let item = self.atom(*item);
         match (min, max) {
-            _ if of.is_empty() => of,
-            (0, None) => format!("{of}*"),
-            (1, None) => format!("{of}+"),
-            (0, Some(1)) => format!("{of}?"),
-            (min, None) => format!("{of}{{{min},}}"),
-            (min, Some(max)) => format!("{of}{{{min},{max}}}"),
+            _ if item.is_empty() => item,
+            (0, None) => format!("{item}*"),
+            (1, None) => format!("{item}+"),
+            (0, Some(1)) => format!("{item}?"),
+            (min, None) => format!("{item}{{{min},}}"),
+            (min, Some(max)) => format!("{item}{{{min},{max}}}"),
         }
     }
 
     /// What a node is that is no terminal.
-    fn apart(&self, node: NodeId) -> Option<&'a Kind> {
+    fn compound(&self, node: NodeId) -> Option<&'a NodeKind> {
         (!self.grammar.is_terminal(node)).then(|| self.grammar.kind(node))
     }
 
@@ -87,13 +88,17 @@ impl<'a> Writer<'a> {
             return if pattern == "(?:)" { String::new() } else { self.terminal(pattern) };
         }
         match self.grammar.kind(node) {
-            Kind::Token { ids, negated } => {
+            NodeKind::Token { ids, negated } => {
                 let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
                 format!("<[{}{}]>", if *negated { "^" } else { "" }, ids.join(","))
             }
-            Kind::Rule(rule) => self.rule(*rule),
-            Kind::Sequence(parts) if parts.is_empty() => String::new(),
-            Kind::Sequence(_) | Kind::Choice(_) | Kind::Repeat { .. } | Kind::Plain(_) | Kind::Text(_) => {
+            NodeKind::Rule(rule) => self.rule(*rule),
+            NodeKind::Sequence(parts) if parts.is_empty() => String::new(),
+            NodeKind::Sequence(_)
+            | NodeKind::Choice(_)
+            | NodeKind::Repeat { .. }
+            | NodeKind::Plain(_)
+            | NodeKind::Text(_) => {
                 let name = self.name("r");
                 let body = self.alternatives(node);
                 self.define(&name, &body);

@@ -3,11 +3,11 @@
 //! [`to_lark`] is the whole way: `syntax.rs` reads the rules, `rules.rs` checks them, `nodes.rs` and `terminals.rs` find which
 //! parts are terminals of a lexer, and `lark.rs` writes what comes of it as a grammar for llguidance.
 
-mod language;
+mod automaton;
+mod index_set;
 mod lark;
 mod nodes;
 mod rules;
-mod set;
 mod syntax;
 mod terminals;
 #[cfg(test)]
@@ -15,7 +15,7 @@ mod tests;
 
 use metal_attention::tokenizer::Tokenizer;
 
-use nodes::Grammar;
+use nodes::GbnfGrammar;
 
 /// Whether a grammar is GBNF or EBNF, whose rules are defined by `::=`, and not Lark.
 pub fn is_gbnf(grammar: &str) -> bool {
@@ -52,7 +52,7 @@ impl GbnfError {
 }
 
 /// What may still be computed for a grammar.
-struct Work(u64);
+struct WorkBudget(u64);
 
 impl Work {
     /// Steps for one grammar: about a second.
@@ -74,7 +74,7 @@ impl Work {
 pub fn to_lark(text: &str, tokenizer: &Tokenizer, max_terminal: usize) -> Result<String, GbnfError> {
     let (root, rules) = syntax::read(text, tokenizer)?;
     let nullable = rules::check(root, &rules)?;
-    let mut grammar = Grammar::new(root, rules, &nullable, max_terminal)?;
-    grammar.take_apart(&mut Work(Work::ALL))?;
+    let mut grammar = GbnfGrammar::new(root, rules, &nullable, max_terminal)?;
+    grammar.split_conflicting_terminals(&mut WorkBudget(WorkBudget::ALL))?;
     Ok(lark::write(&grammar))
 }

@@ -1,18 +1,18 @@
 //! What holds for rules as a whole: which end, which may be empty, which lead back to themselves.
 
 use super::GbnfError;
-use super::syntax::{Expr, Rule};
+use super::syntax::{Expr, GbnfRule};
 
 /// Most alternatives that a rule which ends with itself is written out into.
 const MAX_ALTERNATIVES: usize = 64;
 
 /// Checks that `root` describes some text, and that no rule begins with itself. Returns whether each rule may be empty.
-pub fn check(root: usize, rules: &[Rule]) -> Result<Vec<bool>, GbnfError> {
+pub fn check(root: usize, rules: &[GbnfRule]) -> Result<Vec<bool>, GbnfError> {
     let nullable = fixpoint(rules, &is_nullable);
     let mut colours = vec![Colour::New; rules.len()];
     for number in 0..rules.len() {
         if let Some(circular) = leads_back(number, rules, &nullable, &mut colours) {
-            let Rule { name, line, .. } = &rules[circular];
+            let GbnfRule { name, line, .. } = &rules[circular];
             return Err(GbnfError::at(*line, format!("the rule {name:?} begins with itself (left recursion)")));
         }
     }
@@ -24,7 +24,7 @@ pub fn check(root: usize, rules: &[Rule]) -> Result<Vec<bool>, GbnfError> {
 }
 
 /// For each rule whether `holds` for its body, given for which rules it holds: the least solution.
-fn fixpoint(rules: &[Rule], holds: &dyn Fn(&Expr, &[bool]) -> bool) -> Vec<bool> {
+fn fixpoint(rules: &[GbnfRule], holds: &dyn Fn(&Expr, &[bool]) -> bool) -> Vec<bool> {
     let mut users = vec![Vec::new(); rules.len()];
     for (user, rule) in rules.iter().enumerate() {
         each_rule(&rule.body, &mut |used| users[used].push(user));
@@ -46,7 +46,7 @@ pub fn each_rule(expr: &Expr, see: &mut dyn FnMut(usize)) {
         Expr::Chars(_) | Expr::Text(_) | Expr::Token { .. } => {}
         Expr::Rule(number) => see(*number),
         Expr::Sequence(parts) | Expr::Choice(parts) => parts.iter().for_each(|part| each_rule(part, see)),
-        Expr::Repeat { of, .. } => each_rule(of, see),
+        Expr::Repeat { item, .. } => each_rule(item, see),
     }
 }
 
@@ -57,7 +57,7 @@ fn ends(expr: &Expr, rules: &[bool]) -> bool {
         Expr::Rule(number) => rules[*number],
         Expr::Sequence(parts) => parts.iter().all(|part| ends(part, rules)),
         Expr::Choice(parts) => parts.iter().any(|part| ends(part, rules)),
-        Expr::Repeat { of, min, .. } => *min == 0 || ends(of, rules),
+        Expr::Repeat { item, min, .. } => *min == 0 || ends(item, rules),
     }
 }
 
@@ -69,7 +69,7 @@ fn is_nullable(expr: &Expr, rules: &[bool]) -> bool {
         Expr::Rule(number) => rules[*number],
         Expr::Sequence(parts) => parts.iter().all(|part| is_nullable(part, rules)),
         Expr::Choice(parts) => parts.iter().any(|part| is_nullable(part, rules)),
-        Expr::Repeat { of, min, .. } => *min == 0 || is_nullable(of, rules),
+        Expr::Repeat { item, min, .. } => *min == 0 || is_nullable(item, rules),
     }
 }
 
@@ -81,7 +81,7 @@ enum Colour {
 }
 
 /// A rule that begins with itself, among those that `number` may begin with.
-fn leads_back(number: usize, rules: &[Rule], nullable: &[bool], colours: &mut [Colour]) -> Option<usize> {
+fn leads_back(number: usize, rules: &[GbnfRule], nullable: &[bool], colours: &mut [Colour]) -> Option<usize> {
     match colours[number] {
         Colour::Open => return Some(number),
         Colour::Done => return None,
@@ -108,7 +108,7 @@ fn begins_with(expr: &Expr, nullable: &[bool], beginnings: &mut Vec<usize>) {
             }
         }
         Expr::Choice(parts) => parts.iter().for_each(|part| begins_with(part, nullable, beginnings)),
-        Expr::Repeat { of, .. } => begins_with(of, nullable, beginnings),
+        Expr::Repeat { item, .. } => begins_with(item, nullable, beginnings),
     }
 }
 
@@ -131,7 +131,7 @@ pub fn without_tail(number: usize, body: Expr) -> Expr {
         return body;
     }
     let one_of = |alternatives: Vec<Vec<Expr>>| Expr::choice(alternatives.into_iter().map(Expr::sequence).collect());
-    let again = Expr::Repeat { of: Box::new(one_of(again)), min: 0, max: None };
+    let again = Expr::Repeat { item: Box::new(one_of(again)), min: 0, max: None };
     Expr::Sequence(vec![again, one_of(last)])
 }
 
@@ -147,9 +147,9 @@ fn write_out(expr: &Expr, number: usize, before: Vec<Expr>, alternatives: &mut V
         Expr::Choice(parts) if names(expr, number) => {
             parts.iter().all(|part| write_out(part, number, before.clone(), alternatives))
         }
-        Expr::Repeat { of, min: 0, max: Some(1) } if names(of, number) => {
+        Expr::Repeat { item, min: 0, max: Some(1) } if names(item, number) => {
             write_out(&Expr::empty(), number, before.clone(), alternatives)
-                && write_out(of, number, before, alternatives)
+                && write_out(item, number, before, alternatives)
         }
         Expr::Sequence(parts) if names(expr, number) => {
             let Some((last, first)) = parts.split_last() else { return true };

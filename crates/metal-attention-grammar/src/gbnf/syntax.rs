@@ -34,7 +34,7 @@ pub enum Expr {
     /// One of these.
     Choice(Vec<Expr>),
     /// `min` to `max` times; no `max`: without end.
-    Repeat { of: Box<Expr>, min: u32, max: Option<u32> },
+    Repeat { item: Box<Expr>, min: u32, max: Option<u32> },
 }
 
 impl Expr {
@@ -56,7 +56,7 @@ impl Expr {
 
 /// A rule.
 #[derive(Debug)]
-pub struct Rule {
+pub struct GbnfRule {
     /// Its name.
     pub name: String,
     /// The line where it is defined.
@@ -66,13 +66,13 @@ pub struct Rule {
 }
 
 /// Reads the rules of `text`, whose tokens are those of `tokenizer`. The first number is that of the rule `root`.
-pub fn read(text: &str, tokenizer: &Tokenizer) -> Result<(usize, Vec<Rule>), GbnfError> {
+pub fn read(text: &str, tokenizer: &Tokenizer) -> Result<(usize, Vec<GbnfRule>), GbnfError> {
     if text.len() > MAX_BYTES {
         let (bytes, most) = (text.len(), MAX_BYTES >> 10);
         return Err(GbnfError::TooLarge(format!("it has {bytes} bytes; at most {most} KiB are allowed")));
     }
     let mut reader =
-        Reader { text, at: 0, counted: (0, 1), tokenizer, numbers: HashMap::new(), rules: Vec::new(), n_parts: 0 };
+        GbnfReader { text, at: 0, counted: (0, 1), tokenizer, numbers: HashMap::new(), rules: Vec::new(), n_parts: 0 };
     reader.skip(true);
     while reader.peek().is_some() {
         reader.rule()?;
@@ -82,21 +82,21 @@ pub fn read(text: &str, tokenizer: &Tokenizer) -> Result<(usize, Vec<Rule>), Gbn
         return Err(GbnfError::NoRoot);
     };
     let rules = reader.rules.into_iter().map(|rule| match rule.body {
-        Some(body) => Ok(Rule { name: rule.name, line: rule.line, body }),
+        Some(body) => Ok(GbnfRule { name: rule.name, line: rule.line, body }),
         None => Err(GbnfError::at(rule.line, format!("the rule {:?} is not defined", rule.name))),
     });
     Ok((root, rules.collect::<Result<_, _>>()?))
 }
 
 /// A rule that is defined or only named so far.
-struct Named {
+struct DeclaredRule {
     name: String,
     /// The line that defines it, else the first one that names it.
     line: usize,
     body: Option<Expr>,
 }
 
-struct Reader<'a> {
+struct GbnfReader<'a> {
     text: &'a str,
     /// The byte that comes next.
     at: usize,
@@ -104,11 +104,11 @@ struct Reader<'a> {
     counted: (usize, usize),
     tokenizer: &'a Tokenizer,
     numbers: HashMap<String, usize>,
-    rules: Vec<Named>,
+    rules: Vec<DeclaredRule>,
     n_parts: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> GbnfReader<'a> {
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
             return self.error(format!("it has more than {MAX_RULES} rules"));
         }
         let line = self.line();
-        self.rules.push(Named { name: name.to_owned(), line, body: None });
+        self.rules.push(DeclaredRule { name: name.to_owned(), line, body: None });
         self.numbers.insert(name.to_owned(), number);
         Ok(number)
     }
@@ -306,7 +306,7 @@ impl<'a> Reader<'a> {
                 return Ok(part);
             };
             self.skip(in_group);
-            part = Expr::Repeat { of: Box::new(part), min, max };
+            part = Expr::Repeat { item: Box::new(part), min, max };
         }
         self.error(format!("a part is repeated by more than {MAX_DEPTH} signs"))
     }

@@ -16,12 +16,12 @@ pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
     let definitions = schema.get("$defs").and_then(Value::as_object);
     let mut closer =
         Closer { root: schema, strict, references: BTreeMap::new(), pending: VecDeque::new(), n_names: 0, work: 0 };
-    let mut closed = closer.close(schema, &Names::default())?;
+    let mut closed = closer.close(schema, &PropertyNames::default())?;
     let mut added = Map::new();
     while let Some((name, target, form)) = closer.pending.pop_front() {
         let definition = match form {
-            Form::Closed => closer.close(target, &Names::default())?,
-            Form::Open => closer.open(target)?,
+            DefinitionForm::Closed => closer.close(target, &PropertyNames::default())?,
+            DefinitionForm::Open => closer.open(target)?,
         };
         added.insert(name, definition);
     }
@@ -36,14 +36,14 @@ pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
 
 /// The names of an object's properties.
 #[derive(Default)]
-struct Names {
+struct PropertyNames {
     properties: BTreeSet<String>,
     patterns: BTreeSet<String>,
     /// What else it may hold is said, or cannot be known.
-    settled: bool,
+    additional_decided: bool,
 }
 
-impl Names {
+impl PropertyNames {
     fn is_empty(&self) -> bool {
         self.properties.is_empty() && self.patterns.is_empty()
     }
@@ -55,13 +55,13 @@ impl Names {
     fn extend(&mut self, more: Self) {
         self.properties.extend(more.properties);
         self.patterns.extend(more.patterns);
-        self.settled |= more.settled;
+        self.additional_decided |= more.additional_decided;
     }
 }
 
 /// What becomes of the schema that a reference leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
+enum DefinitionForm {
     /// It describes all of an object, and is closed.
     Closed,
     /// It describes a part of an object: what holds the parts together is closed.
@@ -75,9 +75,9 @@ struct Closer<'a> {
     root: &'a Value,
     strict: bool,
     /// What references lead to, and the name of the definition that takes its place.
-    references: BTreeMap<(&'a str, Form), String>,
+    references: BTreeMap<(&'a str, DefinitionForm), String>,
     /// Definitions to be made.
-    pending: VecDeque<(String, &'a Value, Form)>,
+    pending: VecDeque<(String, &'a Value, DefinitionForm)>,
     /// Names that were tried for them.
     n_names: usize,
     work: usize,
@@ -96,7 +96,7 @@ impl<'a> Closer<'a> {
     }
 
     /// `schema`, whose object holds what it names and the names `also`.
-    fn close(&mut self, schema: &'a Value, also: &Names) -> Result<Value, String> {
+    fn close(&mut self, schema: &'a Value, also: &PropertyNames) -> Result<Value, String> {
         let Some(object) = schema.as_object() else { return Ok(schema.clone()) };
         let mut closed = self.insides(object)?;
         let list = |keyword: &str| object.get(keyword).and_then(Value::as_array);
@@ -107,24 +107,28 @@ impl<'a> Closer<'a> {
         if n_parts == 0 {
             return self.seal(closed, also);
         }
-        if n_parts == 1 && also.is_empty() && !names_properties(object) && !is_settled(object) {
+        if n_parts == 1 && also.is_empty() && !names_properties(object) && !decides_additional(object) {
             // The one part is the whole object.
-            let close = |closer: &mut Self, _: &str, part| closer.close(part, &Names::default());
-            self.map_parts(object, &mut closed, Form::Closed, close)?;
+            let close = |closer: &mut Self, _: &str, part| closer.close(part, &PropertyNames::default());
+            self.map_parts(object, &mut closed, DefinitionForm::Closed, close)?;
             return Ok(Value::Object(closed));
         }
         // Several parts make one object, which is closed around the names of all of them.
         let target = reference.map(|reference| self.resolve(reference));
         let mut fixed = self.names(list("allOf").into_iter().flatten().chain(target.flatten()).collect())?;
-        fixed.settled |= is_settled(object) || target == Some(None);
-        if fixed.settled {
-            self.map_parts(object, &mut closed, Form::Open, |closer, _, part| closer.open(part))?;
+        fixed.additional_decided |= decides_additional(object) || target == Some(None);
+        if fixed.additional_decided {
+            self.map_parts(object, &mut closed, DefinitionForm::Open, |closer, _, part| closer.open(part))?;
             return Ok(Value::Object(closed));
         }
-        fixed.extend(own_names(object));
-        fixed.extend(Names { settled: false, properties: also.properties.clone(), patterns: also.patterns.clone() });
+        fixed.extend(local_names(object));
+        fixed.extend(PropertyNames {
+            additional_decided: false,
+            properties: also.properties.clone(),
+            patterns: also.patterns.clone(),
+        });
         if n_alternatives == 0 {
-            self.map_parts(object, &mut closed, Form::Open, |closer, _, part| closer.open(part))?;
+            self.map_parts(object, &mut closed, DefinitionForm::Open, |closer, _, part| closer.open(part))?;
             return self.seal(closed, &fixed);
         }
         // Each alternative is closed by itself, so that it has no room for the names of the others.
@@ -136,7 +140,7 @@ impl<'a> Closer<'a> {
             names.patterns.extend(fixed.patterns.iter().cloned());
             around.insert(keyword, names);
         }
-        self.map_parts(object, &mut closed, Form::Open, |closer, keyword, part| match around.get(keyword) {
+        self.map_parts(object, &mut closed, DefinitionForm::Open, |closer, keyword, part| match around.get(keyword) {
             Some(names) => closer.close(part, names),
             None => closer.open(part),
         })?;
@@ -147,14 +151,14 @@ impl<'a> Closer<'a> {
     fn open(&mut self, schema: &'a Value) -> Result<Value, String> {
         let Some(object) = schema.as_object() else { return Ok(schema.clone()) };
         let mut opened = self.insides(object)?;
-        self.map_parts(object, &mut opened, Form::Open, |closer, _, part| closer.open(part))?;
+        self.map_parts(object, &mut opened, DefinitionForm::Open, |closer, _, part| closer.open(part))?;
         Ok(Value::Object(opened))
     }
 
     /// `object` with the schemas of its properties and items closed. Its parts are left to [`map_parts`](Self::map_parts).
     fn insides(&mut self, object: &'a Map<String, Value>) -> Result<Map<String, Value>, String> {
         self.spend(1 + object.len())?;
-        let whole = Names::default();
+        let whole = PropertyNames::default();
         let mut closed = Map::new();
         for (keyword, value) in object {
             let value = match (keyword.as_str(), value) {
@@ -184,7 +188,7 @@ impl<'a> Closer<'a> {
         &mut self,
         object: &'a Map<String, Value>,
         new: &mut Map<String, Value>,
-        form: Form,
+        form: DefinitionForm,
         mut part: impl FnMut(&mut Self, &str, &'a Value) -> Result<Value, String>,
     ) -> Result<(), String> {
         for keyword in ["allOf", "anyOf", "oneOf"] {
@@ -204,11 +208,11 @@ impl<'a> Closer<'a> {
     }
 
     /// The name of the definition that takes the place of what `reference` leads to.
-    fn definition(&mut self, reference: &'a str, target: &'a Value, form: Form) -> String {
+    fn definition(&mut self, reference: &'a str, target: &'a Value, form: DefinitionForm) -> String {
         if let Some(name) = self.references.get(&(reference, form)) {
             return name.clone();
         }
-        let kind = if form == Form::Closed { "closed" } else { "open" };
+        let kind = if form == DefinitionForm::Closed { "closed" } else { "open" };
         let name = loop {
             let name = format!("{kind}-{}", self.n_names);
             self.n_names += 1;
@@ -228,16 +232,16 @@ impl<'a> Closer<'a> {
     }
 
     /// The names in `schemas` and in all their parts.
-    fn names(&mut self, mut schemas: Vec<&'a Value>) -> Result<Names, String> {
-        let mut names = Names::default();
+    fn names(&mut self, mut schemas: Vec<&'a Value>) -> Result<PropertyNames, String> {
+        let mut names = PropertyNames::default();
         let mut seen = BTreeSet::new();
         while let Some(schema) = schemas.pop() {
             self.spend(1)?;
             let Some(object) = schema.as_object() else { continue };
-            let own = own_names(object);
+            let own = local_names(object);
             self.spend(own.len())?;
             names.extend(own);
-            names.settled |= is_settled(object);
+            names.additional_decided |= decides_additional(object);
             for keyword in ["allOf", "anyOf", "oneOf"] {
                 schemas.extend(object.get(keyword).and_then(Value::as_array).into_iter().flatten());
             }
@@ -246,7 +250,7 @@ impl<'a> Closer<'a> {
             {
                 match self.resolve(reference) {
                     Some(target) => schemas.push(target),
-                    None => names.settled = true,
+                    None => names.additional_decided = true,
                 }
             }
         }
@@ -254,13 +258,13 @@ impl<'a> Closer<'a> {
     }
 
     /// Closes an object, where it does not say itself what else it may hold. It may hold `also`.
-    fn seal(&mut self, mut object: Map<String, Value>, also: &Names) -> Result<Value, String> {
+    fn seal(&mut self, mut object: Map<String, Value>, also: &PropertyNames) -> Result<Value, String> {
         let bare = self.strict && type_says_object(&object);
         let names = names_properties(&object) || !also.is_empty() || bare;
-        if is_settled(&object) || !may_be_object(&object) || !names {
+        if decides_additional(&object) || !may_be_object(&object) || !names {
             return Ok(Value::Object(object));
         }
-        let required = own_names(&object);
+        let required = local_names(&object);
         self.spend(also.len() + required.len())?;
         for (keyword, names) in [
             ("properties", also.properties.union(&required.properties).collect::<Vec<_>>()),
@@ -282,7 +286,7 @@ impl<'a> Closer<'a> {
 }
 
 /// Whether a schema says itself what else its object may hold.
-fn is_settled(object: &Map<String, Value>) -> bool {
+fn decides_additional(object: &Map<String, Value>) -> bool {
     object.contains_key("additionalProperties") || object.contains_key("unevaluatedProperties")
 }
 
@@ -292,13 +296,13 @@ fn names_properties(object: &Map<String, Value>) -> bool {
 }
 
 /// The names of properties in a schema itself.
-fn own_names(object: &Map<String, Value>) -> Names {
+fn local_names(object: &Map<String, Value>) -> PropertyNames {
     let keys = |keyword: &str| object.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let required = object.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-    Names {
+    PropertyNames {
         properties: keys("properties").cloned().chain(required.map(str::to_owned)).collect(),
         patterns: keys("patternProperties").cloned().collect(),
-        settled: false,
+        additional_decided: false,
     }
 }
 

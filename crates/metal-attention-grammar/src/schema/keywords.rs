@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::followed::{Detail, follow};
+use super::enforced::{Detail, enforceable};
 
 /// The schema that is followed, and the places of what is left out.
 fn followed(schema: &Value) -> (Value, Vec<String>) {
-    let followed = follow(schema, Detail::Full).unwrap_or_else(|why| panic!("{schema}: {why}"));
+    let followed = enforceable(schema, Detail::Full).unwrap_or_else(|why| panic!("{schema}: {why}"));
     (followed.schema, followed.left_out)
 }
 
@@ -159,7 +159,7 @@ fn references_that_lead_back_without_a_value_between_are_left_out() {
     // Merged with what is inside of it, a schema has no end.
     let merged = json!({"$ref": "#/$defs/A", "$defs": {"A": {"items": {"allOf": [{"$ref": "#/$defs/A"}]}}}});
     assert_eq!(followed(&merged).1, [""; 0]);
-    assert_eq!(follow(&merged, Detail::Flat).unwrap().left_out, ["#/$defs/A/items/allOf/0/$ref"]);
+    assert_eq!(enforceable(&merged, Detail::Flat).unwrap().left_out, ["#/$defs/A/items/allOf/0/$ref"]);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn patterns_of_names_do_not_meet() {
     let apart = json!({"patternProperties": {"^a": {"type": "string"}, "^b": {"type": "integer"}}});
     whole(&apart, &apart);
     part(&json!({"patternProperties": {"^(?!x)": {"type": "string"}}}), &json!({}), &["#/patternProperties/^(?!x)"]);
-    let rough = follow(
+    let rough = enforceable(
         &json!({"patternProperties": {"^a": {}}, "additionalProperties": false, "items": {"pattern": "a"}}),
         Detail::Rough,
     )
@@ -214,6 +214,6 @@ fn what_is_no_schema_is_refused_with_its_place() {
         (json!({"type": 1}), "#/type must be a string or a list of strings"),
         (json!({"$ref": 1}), "#/$ref must be a string"),
     ] {
-        assert_eq!(follow(&schema, Detail::Full), Err(message.into()), "{schema}");
+        assert_eq!(enforceable(&schema, Detail::Full), Err(message.into()), "{schema}");
     }
 }

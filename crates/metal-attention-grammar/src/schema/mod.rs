@@ -4,8 +4,8 @@
 //! and `closed.rs` ends objects at the properties that they name.
 
 mod closed;
+mod enforced;
 mod exclusive;
-mod followed;
 #[cfg(test)]
 mod keywords;
 mod multiples;
@@ -18,8 +18,8 @@ mod references;
 use serde_json::{Value, json};
 
 use closed::close;
-pub use followed::Detail;
-use followed::follow;
+pub use enforced::Detail;
+use enforced::enforceable;
 
 /// Most names by patterns (`patternProperties`) of a schema: each is compared with each.
 const MAX_NAME_PATTERNS: usize = 16;
@@ -43,7 +43,7 @@ pub fn prepared(
     left_out: &mut Vec<String>,
 ) -> Result<Value, String> {
     check_effort(schema)?;
-    let followed = follow(schema, detail)?;
+    let followed = enforceable(schema, detail)?;
     if let (Some(true), Some(place)) = (strict, followed.left_out.first()) {
         return Err(format!("it is strict, but {place} cannot be enforced: leave the keyword out, or strict"));
     }

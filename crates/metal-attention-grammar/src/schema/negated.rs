@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::TYPES;
+use super::enforced::is_assertion;
 use super::exclusive::types_of;
-use super::followed::is_assertion;
 
 /// What a value that does not follow `schema` follows, for negations that a grammar can say: of types, and of the presence of
 /// a property.

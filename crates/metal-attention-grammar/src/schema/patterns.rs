@@ -8,7 +8,7 @@ const MAX_PATTERN: usize = 4 << 10;
 
 /// The elements of a pattern with its repetitions written out, which is what it costs; none where the grammar cannot follow
 /// it: it has look-around, back-references or boundaries of words, or is too long.
-pub fn size_of_followed(pattern: &str) -> Option<u64> {
+pub fn size_if_enforced(pattern: &str) -> Option<u64> {
     if pattern.len() > MAX_PATTERN {
         return None;
     }

@@ -8,7 +8,7 @@ use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::ChatTemplate;
 use serde_json::{Map, Value, json};
 
-use crate::constraint::{Grammar, Grammars};
+use crate::constraint::{Grammar, GrammarCompiler};
 use crate::test_vocabulary::vocabulary;
 
 /// Names the number of schemas; by default as many as take a few seconds.
@@ -18,9 +18,9 @@ const TEXTS_OF_A_SCHEMA: usize = 4;
 const MAX_TEXT: usize = 600;
 
 /// A generator of pseudo-random numbers (`SplitMix64`).
-struct Random(u64);
+struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -45,7 +45,7 @@ impl Random {
 const NAMES: [&str; 6] = ["a", "b", "x-a", "n_s", "ü", "a/b~c"];
 const PATTERNS: [&str; 8] = ["^x-", "_s$", "^[a-z]+$", "a", "^(?!q)", "\\d{2,3}", "^y-", "é|ü"];
 
-fn value(random: &mut Random) -> Value {
+fn value(random: &mut SplitMix64) -> Value {
     let values = [
         json!(null),
         json!(true),
@@ -60,12 +60,12 @@ fn value(random: &mut Random) -> Value {
     random.of(&values).clone()
 }
 
-fn schemas(random: &mut Random, depth: usize) -> Value {
+fn schemas(random: &mut SplitMix64, depth: usize) -> Value {
     (0..=random.below(3)).map(|_| schema(random, depth)).collect()
 }
 
 /// A schema, valid by itself; it may ask for what cannot be.
-fn schema(random: &mut Random, depth: usize) -> Value {
+fn schema(random: &mut SplitMix64, depth: usize) -> Value {
     if random.one_in(24) {
         return Value::Bool(!random.one_in(4));
     }
@@ -88,13 +88,14 @@ fn schema(random: &mut Random, depth: usize) -> Value {
     if kind != "any" {
         out.insert("type".into(), if random.one_in(6) { json!([kind, "null"]) } else { json!(kind) });
     }
-    let mut put = |random: &mut Random, odds: usize, keyword: &str, value: &mut dyn FnMut(&mut Random) -> Value| {
-        if random.one_in(odds) {
-            let value = value(random);
-            out.insert(keyword.into(), value);
-        }
-    };
-    let count = |random: &mut Random| json!(random.below(4));
+    let mut put =
+        |random: &mut SplitMix64, odds: usize, keyword: &str, value: &mut dyn FnMut(&mut SplitMix64) -> Value| {
+            if random.one_in(odds) {
+                let value = value(random);
+                out.insert(keyword.into(), value);
+            }
+        };
+    let count = |random: &mut SplitMix64| json!(random.below(4));
     if ["object", "any"].contains(&kind) {
         put(random, 1, "properties", &mut |random| {
             let names: BTreeMap<_, _> =
@@ -145,7 +146,7 @@ fn schema(random: &mut Random, depth: usize) -> Value {
         put(random, 6, "format", &mut |random| json!(random.of(&["date", "uuid", "password", "ipv4", "iri"])));
     }
     if ["number", "integer", "any"].contains(&kind) {
-        let bound = |random: &mut Random| {
+        let bound = |random: &mut SplitMix64| {
             let bounds =
                 [json!(-7), json!(0), json!(2.5), json!(100), json!(9_223_372_036_854_775_807_i64), json!(1e300)];
             random.of(&bounds).clone()
@@ -182,7 +183,7 @@ fn schema(random: &mut Random, depth: usize) -> Value {
 }
 
 /// What `grammar` lets a model write that chooses among bytes at random, and prefers what ends values.
-fn text(grammar: &mut Grammar, tokenizer: &Tokenizer, random: &mut Random) -> Option<String> {
+fn text(grammar: &mut Grammar, tokenizer: &Tokenizer, random: &mut SplitMix64) -> Option<String> {
     let mut out = Vec::new();
     while out.len() < MAX_TEXT {
         let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
@@ -223,11 +224,11 @@ fn without(schema: &mut Value, place: &str) {
 fn texts_of_random_schemas_are_valid() {
     let number = std::env::var(NUMBER).map_or(300, |n| n.parse().unwrap());
     let tokenizer: Arc<Tokenizer> = vocabulary(&[]);
-    let grammars = Grammars::new(&tokenizer);
+    let grammars = GrammarCompiler::new(&tokenizer);
     let template = ChatTemplate::fallback(Arc::clone(&tokenizer));
     let (mut n_texts, mut refused) = (0, BTreeMap::<String, usize>::new());
     for seed in 0..number {
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let mut schema = schema(&mut random, 3);
         if let Some(object) = schema.as_object_mut() {
             object.insert("$defs".into(), json!({"D": self::schema(&mut random, 2)}));

@@ -6,7 +6,7 @@ use std::ptr;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 
-use super::followed::MAX_DEPTH;
+use super::enforced::MAX_DEPTH;
 
 /// Most schemas that are looked at to see whether references lead back, for one reference.
 const MAX_STEPS: usize = 2000;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::http::ApiError;
 use crate::http::job::tool_choice::{Calls, ToolChoice};
 use crate::http::notes::Notes;
-use metal_attention_grammar::Form;
+use metal_attention_grammar::AnswerForm;
 
 /// A tool that the model is told of.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +27,7 @@ pub enum ToolKind {
     /// A function.
     Function,
     /// A tool that takes a text, which may have to follow a grammar. The function that stands for it has one argument, `input`.
-    Custom(Option<Form>),
+    Custom(Option<AnswerForm>),
 }
 
 /// The tools that the model is told of.
@@ -40,7 +40,7 @@ pub struct Choice {
     /// The functions.
     pub calls: Calls,
     /// The tool that the whole answer is the input of, and the grammar that it follows.
-    pub input_of: Option<(OfferedTool, Form)>,
+    pub input_of: Option<(OfferedTool, AnswerForm)>,
 }
 
 /// The name of the function that stands for a tool of a namespace.
@@ -164,7 +164,7 @@ impl OfferedTool {
 }
 
 /// The form of a custom tool's input, and the description that tells the model of it.
-fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String> {
+fn format(fields: &Map<String, Value>) -> Result<(Option<AnswerForm>, String), String> {
     let description = fields.get("description").and_then(Value::as_str).unwrap_or_default();
     let Some(Value::Object(format)) = fields.get("format") else { return Ok((None, description.to_owned())) };
     let grammar = format.get("grammar").and_then(Value::as_object).unwrap_or(format);
@@ -174,8 +174,8 @@ fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String>
         Some("grammar") => {
             let definition = word("definition").ok_or("its format has no definition")?;
             let (form, what) = match word("syntax") {
-                Some("lark") => (Form::Lark(definition.to_owned()), "Lark grammar"),
-                Some("regex") => (Form::Regex(definition.to_owned()), "regular expression"),
+                Some("lark") => (AnswerForm::Lark(definition.to_owned()), "Lark grammar"),
+                Some("regex") => (AnswerForm::Regex(definition.to_owned()), "regular expression"),
                 Some(_) | None => return Err("the syntax of its format must be lark or regex".into()),
             };
             let line = format!("The input follows this {what}:\n{definition}");
@@ -227,7 +227,7 @@ mod tests {
             "additionalProperties": false});
         assert_eq!(*of("say"), json!({"name": "say", "description": "Say it.", "parameters": input}));
         assert_eq!(of("pick")["description"], "The input follows this regular expression:\nyes|no");
-        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(Form::Regex("yes|no".into()))));
+        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(AnswerForm::Regex("yes|no".into()))));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use regex_automata::util::start;
 use regex_automata::{Anchored, MatchKind};
 use regex_syntax::hir::Hir;
 
-use super::{GbnfError, Work};
+use super::{GbnfError, WorkBudget};
 
 /// Most states of an automaton.
 const MAX_STATES: usize = 2000;
@@ -17,9 +17,9 @@ const MAX_BYTES: usize = 8 << 20;
 
 /// A set of bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Bytes([u64; 4]);
+pub struct ByteSet([u64; 4]);
 
-impl Bytes {
+impl ByteSet {
     fn insert(&mut self, byte: u8) {
         self.0[usize::from(byte) / 64] |= 1 << (byte % 64);
     }
@@ -41,14 +41,14 @@ const DEAD: u16 = 0;
 const START: u16 = 1;
 
 /// The texts of one terminal.
-pub struct Language {
+pub struct TerminalAutomaton {
     /// The state after each byte, for each state.
     next: Vec<[u16; 256]>,
     /// Whether a text may end, for each state.
     ends: Vec<bool>,
 }
 
-impl Language {
+impl TerminalAutomaton {
     /// That of `hir`; `None` where its automaton is too large.
     pub fn new(hir: &Hir) -> Option<Self> {
         let nfa = thompson::Config::new().nfa_size_limit(Some(MAX_BYTES)).shrink(false);
@@ -105,12 +105,12 @@ impl Language {
     }
 
     /// The bytes that texts begin with.
-    pub fn first(&self) -> Bytes {
+    pub fn first(&self) -> ByteSet {
         self.after(START)
     }
 
-    fn after(&self, state: u16) -> Bytes {
-        let mut bytes = Bytes::default();
+    fn after(&self, state: u16) -> ByteSet {
+        let mut bytes = ByteSet::default();
         (0..=255).filter(|&byte| self.step(state, byte) != DEAD).for_each(|byte| bytes.insert(byte));
         bytes
     }
@@ -120,8 +120,8 @@ impl Language {
     }
 
     /// How the texts of both are related.
-    pub fn compare(&self, other: &Self, work: &mut Work) -> Result<Comparison, GbnfError> {
-        let mut comparison = Comparison::default();
+    pub fn compare(&self, other: &Self, work: &mut WorkBudget) -> Result<TerminalOverlap, GbnfError> {
+        let mut comparison = TerminalOverlap::default();
         let (mut left, mut seen) = (vec![(START, START)], HashSet::new());
         while let Some((a, b)) = left.pop() {
             work.spend(256)?;
@@ -143,9 +143,9 @@ impl Language {
 
 /// How the texts of two terminals are related.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Comparison {
+pub struct TerminalOverlap {
     /// The bytes with which texts of the other one go on after a whole text of the first one.
-    pub go_on: Bytes,
+    pub go_on: ByteSet,
     /// Whether a text that is not empty is one of both.
     pub share: bool,
 }
@@ -153,13 +153,13 @@ pub struct Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gbnf::Work;
+    use crate::gbnf::WorkBudget;
 
     #[test]
     fn languages_are_compared() {
-        let language = |pattern: &str| Language::new(&regex_syntax::parse(pattern).unwrap()).unwrap();
+        let language = |pattern: &str| TerminalAutomaton::new(&regex_syntax::parse(pattern).unwrap()).unwrap();
         let bytes = |text: &str| {
-            let mut bytes = Bytes::default();
+            let mut bytes = ByteSet::default();
             text.bytes().for_each(|byte| bytes.insert(byte));
             bytes
         };
@@ -171,7 +171,7 @@ mod tests {
             ("ab|ac", "a", "", false),
             ("a*", "ab?", "b", true),
         ] {
-            let compared = language(a).compare(&language(b), &mut Work(Work::ALL)).unwrap();
+            let compared = language(a).compare(&language(b), &mut WorkBudget(WorkBudget::ALL)).unwrap();
             assert_eq!((compared.go_on, compared.share), (bytes(go_on), share), "{a} {b}");
         }
         assert_eq!(language("[xy]z*").first(), bytes("xy"));

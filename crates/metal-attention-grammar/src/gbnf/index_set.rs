@@ -2,9 +2,9 @@
 
 /// A set of numbers below a bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Set(Vec<u64>);
+pub struct IndexSet(Vec<u64>);
 
-impl Set {
+impl IndexSet {
     /// The empty set of numbers below `bound`.
     pub fn new(bound: usize) -> Self {
         Self(vec![0; bound.div_ceil(64)])

@@ -13,7 +13,7 @@ use super::TYPES;
 use super::exclusive::{types_of, values_of};
 use super::multiples::Multiples;
 use super::negated::{dependencies, negated};
-use super::patterns::{begin_differently, kept_apart, size_of_followed};
+use super::patterns::{begin_differently, kept_apart, size_if_enforced};
 use super::references::References;
 
 /// Formats that the grammar enforces; every other format is an annotation (JSON Schema 2020-12, Validation, 7.2.1).
@@ -29,7 +29,7 @@ pub const MAX_DEPTH: usize = 200;
 
 /// A schema that a grammar follows, and what of the client's schema it leaves out.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FollowedSchema {
+pub struct EnforcedSchema {
     /// The schema. References lead to `#/$defs`.
     pub schema: Value,
     /// Places of assertions that it lacks, as JSON pointers to their keywords, such as `#/properties/d/not`.
@@ -51,8 +51,8 @@ pub enum Detail {
 const DETAILS: [&str; 4] = ["pattern", "patternProperties", "propertyNames", "multipleOf"];
 
 /// What of `schema` a grammar can follow. An error where it is no schema.
-pub fn follow(schema: &Value, detail: Detail) -> Result<FollowedSchema, String> {
-    let mut pass = Pass {
+pub fn enforceable(schema: &Value, detail: Detail) -> Result<EnforcedSchema, String> {
+    let mut builder = EnforcedSchemaBuilder {
         references: References::new(schema),
         detail,
         targets: BTreeMap::new(),
@@ -61,18 +61,18 @@ pub fn follow(schema: &Value, detail: Detail) -> Result<FollowedSchema, String> 
         multiples: Multiples::default(),
         pattern_size: 0,
     };
-    let mut followed = pass.schema(schema, "#", 0)?;
+    let mut followed = builder.schema(schema, "#", 0)?;
     let mut definitions = Map::new();
-    while let Some((name, target, place)) = pass.pending.pop_front() {
-        definitions.insert(name, pass.schema(target, &place, 0)?);
+    while let Some((name, target, place)) = builder.pending.pop_front() {
+        definitions.insert(name, builder.schema(target, &place, 0)?);
     }
     if let (false, Some(root)) = (definitions.is_empty(), followed.as_object_mut()) {
         root.insert("$defs".into(), definitions.into());
     }
-    Ok(FollowedSchema { schema: followed, left_out: pass.left_out.into_iter().collect() })
+    Ok(EnforcedSchema { schema: followed, left_out: builder.left_out.into_iter().collect() })
 }
 
-struct Pass<'a> {
+struct EnforcedSchemaBuilder<'a> {
     references: References<'a>,
     detail: Detail,
     /// Names in `$defs` of the schemas that references lead to, by these references.
@@ -84,7 +84,7 @@ struct Pass<'a> {
     pattern_size: u64,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> EnforcedSchemaBuilder<'a> {
     fn leave_out(&mut self, place: &str, keyword: &str) {
         self.left_out.insert(format!("{place}/{}", escaped(keyword)));
     }
@@ -184,7 +184,7 @@ impl<'a> Pass<'a> {
                     _ => return Err(format!("{} must be a number", at())),
                 },
                 "pattern" => match value.as_str() {
-                    Some(pattern) if self.is_followed(pattern) => drop(out.insert(keyword.clone(), value.clone())),
+                    Some(pattern) if self.is_enforced(pattern) => drop(out.insert(keyword.clone(), value.clone())),
                     Some(_) => self.leave_out(place, keyword),
                     None => return Err(format!("{} must be a string", at())),
                 },
@@ -257,7 +257,7 @@ impl<'a> Pass<'a> {
         let patterns = value.as_object().ok_or_else(|| format!("{at} must be an object with schemas"))?;
         let mut followed = Map::new();
         for (pattern, schema) in patterns {
-            if self.is_followed(pattern) {
+            if self.is_enforced(pattern) {
                 let schema = self.schema(schema, &format!("{at}/{}", escaped(pattern)), depth + 1)?;
                 followed.insert(pattern.clone(), schema);
             } else {
@@ -349,8 +349,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether the grammar follows a pattern: one without look-around and back-references, of bounded size.
-    fn is_followed(&mut self, pattern: &str) -> bool {
-        let Some(size) = size_of_followed(pattern) else { return false };
+    fn is_enforced(&mut self, pattern: &str) -> bool {
+        let Some(size) = size_if_enforced(pattern) else { return false };
         self.pattern_size = self.pattern_size.saturating_add(size);
         self.pattern_size <= MAX_PATTERN_SIZE
     }
@@ -394,7 +394,7 @@ impl<'a> Pass<'a> {
         let further = out.get("additionalProperties").cloned().unwrap_or(Value::Bool(true));
         match (pattern, known) {
             _ if has_names => self.leave_out(place, "propertyNames"),
-            (Some(pattern), _) if self.is_followed(&pattern) => {
+            (Some(pattern), _) if self.is_enforced(&pattern) => {
                 out.insert("patternProperties".into(), json!({pattern: further}));
                 out.insert("additionalProperties".into(), Value::Bool(false));
             }
