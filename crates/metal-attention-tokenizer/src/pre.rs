@@ -1,7 +1,8 @@
-//! The pre-tokenizers: how each family of byte-pair vocabularies splits text before merging.
+//! The pre-tokenizers: how each family of byte-pair vocabularies splits a text into pieces. `bpe.rs` then merges
+//! within each piece.
 //!
-//! A pre-tokenizer is found by the value of `tokenizer.ggml.pre`. To add one, add an entry to
-//! [`PRE_TOKENIZERS`]; most are a new order of the rules below.
+//! A pre-tokenizer is selected by the value of `tokenizer.ggml.pre`. To add one, add an entry to [`PRE_TOKENIZERS`];
+//! most are a new order of the rules below.
 
 use crate::classes::{
     AFMOE_ASIAN, ASCII_DIGIT, ASCII_LOWER, ASCII_PUNCTUATION, ASCII_UPPER, BACKTICK, BLOOM_STOP, BOPOMOFO,
@@ -12,18 +13,19 @@ use crate::rules::{
     CharSet, IMAGE_CODE, INDENTATION, PHRASE, SENTINEL, SPACES_BY_POWERS_OF_TWO, SplitPass, SplitRule, any_of, none_of,
 };
 
-/// How the pieces of text are spelled in the vocabulary.
+/// The form in which the vocabulary spells the pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spelling {
-    /// Each byte as one character of GPT-2's byte alphabet: " the" is "Ġthe".
+    /// Each byte is a character of GPT-2's byte alphabet: " the" is "Ġthe".
     ByteAlphabet,
-    /// As they are, but the blank as "▁"; bytes that no token covers as `<0xXX>`.
+    /// The text itself, with "▁" for the blank. Bytes that no token covers become byte-fallback tokens, `<0xXX>`.
     EscapedBlank,
-    /// As they are.
+    /// The text itself.
     Plain,
 }
 
-/// The pieces that become a token as a whole before any merge is tried.
+/// The pieces that become one token without merges, if the vocabulary has a token of that spelling. `tokenizer.json`
+/// calls this `ignore_merges`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WholePieces {
     None,
@@ -31,30 +33,31 @@ pub(crate) enum WholePieces {
     All,
 }
 
-/// Whether a text begins with BOS.
+/// Whether BOS is put before an encoded text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bos {
-    /// Where `tokenizer.ggml.add_bos_token` says so.
+    /// Only if `tokenizer.ggml.add_bos_token` is true.
     OnRequest,
-    /// Where that key does not deny it.
+    /// Unless `tokenizer.ggml.add_bos_token` is false.
     ByDefault,
-    /// Whatever that key says.
+    /// Always.
     Always,
 }
 
-/// How one family of vocabularies splits text, and what else its name implies.
+/// A pre-tokenizer, with the other properties that its name implies.
 pub(crate) struct PreTokenizer {
-    /// The values of `tokenizer.ggml.pre` that mean this one.
+    /// The values of `tokenizer.ggml.pre` that select it.
     pub names: &'static [&'static str],
-    /// Applied one after the other to the pieces that the one before left.
+    /// The passes, in order. Each splits the pieces of the one before.
     pub passes: &'static [SplitPass],
-    /// Which pieces are taken as they are, without merges, when they are a token as a whole.
+    /// The pieces that are looked up as whole tokens before any merge.
     pub whole: WholePieces,
-    /// Whether BOS comes first.
+    /// Whether BOS is put first.
     pub bos: Bos,
-    /// There is no BOS unless the metadata names one.
+    /// Whether the vocabulary has no BOS token unless the metadata names one. Otherwise the default is token 11, as in
+    /// llama.cpp.
     pub no_default_bos: bool,
-    /// How pieces are spelled in the vocabulary.
+    /// The form in which the vocabulary spells pieces.
     pub spelling: Spelling,
 }
 
@@ -67,17 +70,17 @@ const BASE: PreTokenizer = PreTokenizer {
     spelling: Spelling::ByteAlphabet,
 };
 
-/// The pre-tokenizer of that name.
+/// The pre-tokenizer that `tokenizer.ggml.pre` calls `name`.
 pub(crate) fn find(name: &str) -> Option<&'static PreTokenizer> {
     PRE_TOKENIZERS.iter().find(|pre| pre.names.contains(&name))
 }
 
-/// Every known name.
+/// The names of all pre-tokenizers.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     PRE_TOKENIZERS.iter().flat_map(|pre| pre.names.iter().copied())
 }
 
-// The rules that several models share, named after what they match.
+// Rules that several models share. Each name says what the rule matches; the comment is its regular expression.
 
 const CONTRACTION: SplitRule = SplitRule::Contraction { any_case: false };
 const CONTRACTION_ANY_CASE: SplitRule = SplitRule::Contraction { any_case: true };
@@ -112,9 +115,10 @@ const PUNCTUATED_ASCII_LETTERS: SplitRule =
 const LEAD_LETTERS_MARKS: SplitRule =
     SplitRule::run(none_of(CRLF | LETTER | PUNCTUATION | SYMBOL), any_of(LETTER | MARK));
 
-/// GPT-2: `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+/// GPT-2's pass: `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 const GPT2: SplitPass = SplitPass::Rules(&[CONTRACTION, BLANK_LETTERS, BLANK_NUMBERS, BLANK_OTHERS, SplitRule::Spaces]);
-/// Llama 3: GPT-2's with contractions in any case, any lead before letters and digits by three.
+/// Llama 3's pass: GPT-2's, but contractions are matched in any case, any character may lead a word, and digits are
+/// split in threes.
 const LLAMA3: &[SplitPass] = &[SplitPass::Rules(&[
     CONTRACTION_ANY_CASE,
     LEAD_LETTERS,
@@ -123,7 +127,7 @@ const LLAMA3: &[SplitPass] = &[SplitPass::Rules(&[
     SplitRule::LineBreaks,
     SplitRule::Spaces,
 ])];
-/// Qwen 2: Llama 3's with single digits.
+/// Qwen 2's pass: Llama 3's with single digits.
 const QWEN2: SplitPass = SplitPass::Rules(&[
     CONTRACTION_ANY_CASE,
     LEAD_LETTERS,
@@ -132,7 +136,7 @@ const QWEN2: SplitPass = SplitPass::Rules(&[
     SplitRule::LineBreaks,
     SplitRule::Spaces,
 ]);
-/// Single digits, then GPT-2's.
+/// Single digits are split off, then GPT-2's pass follows.
 const STARCODER: &[SplitPass] = &[SplitPass::Rules(&[DIGIT]), GPT2];
 /// The last pass of deepseek-v3.
 const DEEPSEEK_V3: SplitPass = SplitPass::Rules(&[
@@ -146,7 +150,7 @@ const HAN_KANA_RUN: SplitRule = SplitRule::up_to(usize::MAX, any_of(HAN_KANA));
 /// `[^\n]+|[\n]+`
 const LINES: SplitPass =
     SplitPass::Rules(&[SplitRule::up_to(usize::MAX, none_of(LF)), SplitRule::up_to(usize::MAX, any_of(LF))]);
-/// Words end where lower case ends; letters outside ASCII count as both cases.
+/// A word that ends where its lower-case letters end. Letters outside ASCII are in both cases.
 const fn cased_word(letters: u32, contraction: bool) -> SplitRule {
     SplitRule::CasedWord {
         lead: LEAD,
@@ -155,14 +159,15 @@ const fn cased_word(letters: u32, contraction: bool) -> SplitRule {
         contraction,
     }
 }
-/// `[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+` and a contraction.
+/// `[^\r
+/// \p{L}\p{N}]?[\p{L}\p{M}]+` with an optional contraction.
 const MARKED_WORD: SplitRule =
     SplitRule::CasedWord { lead: LEAD, upper: any_of(LETTER | MARK), lower: any_of(LETTER | MARK), contraction: true };
 /// ` ?[^(\s|.,!?…。，、।۔،)]+`
 const BLOOM: SplitPass = SplitPass::Rules(&[SplitRule::run(CharSet::BLANK, none_of(SPACE | BLOOM_STOP))]);
 
-/// All of them. The expressions are those of the models' own `tokenizer.json`, with letter case known for
-/// ASCII only, as llama.cpp reads them.
+/// All pre-tokenizers. The regular expressions are those of the models' `tokenizer.json`, except that only ASCII
+/// letters have a case, as in llama.cpp.
 #[rustfmt::skip]
 pub(crate) const PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer {

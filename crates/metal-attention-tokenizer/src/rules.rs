@@ -1,24 +1,26 @@
-//! The rules from which pre-tokenizers are made, and how text is split by them.
+//! The rules that pre-tokenizers consist of, and the splitting of text by them.
 //!
-//! The models' own definitions are regular expressions: alternatives tried in
-//! order at each position. The same few alternatives come back in all of them,
-//! so each is a [`SplitRule`] matched by hand, in time linear in what it matches.
+//! A model defines its pre-tokenizer as a regular expression: alternatives that are tried in order at each position.
+//! The same few alternatives occur in most models. Each is a [`SplitRule`] here, matched by hand-written code in time
+//! linear in the length of its match. A [`SplitPass`] applies a list of rules to each piece; a pre-tokenizer is a list
+//! of passes.
 
 use crate::classes::{ASCII_DIGIT, BLANK, CLASSES, CRLF, ClassMask, Classes, LETTER, MARK, NUMBER, SPACE};
 
-/// Characters that are in one of the classes `any` (in any at all when it is 0) and in none of `none`.
+/// A set of characters: those in at least one of the classes `any` (all characters if `any` is 0), and in none of the
+/// classes `none`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CharSet {
     pub any: ClassMask,
     pub none: ClassMask,
 }
 
-/// The characters of these classes.
+/// The characters in at least one of these classes.
 pub(crate) const fn any_of(any: ClassMask) -> CharSet {
     CharSet { any, none: 0 }
 }
 
-/// The characters of no such class.
+/// The characters in none of these classes.
 pub(crate) const fn none_of(none: ClassMask) -> CharSet {
     CharSet { any: 0, none }
 }
@@ -27,11 +29,12 @@ impl CharSet {
     pub(crate) const NOTHING: CharSet = CharSet { any: 1, none: 1 };
     pub(crate) const BLANK: CharSet = any_of(BLANK);
 
-    /// The same set without some classes.
+    /// This set without the characters of some classes.
     pub(crate) const fn without(self, none: ClassMask) -> CharSet {
         CharSet { any: self.any, none: self.none | none }
     }
 
+    /// Whether a character with the classes `mask` is in the set.
     fn contains(self, mask: ClassMask) -> bool {
         (self.any == 0 || mask & self.any != 0) && mask & self.none == 0
     }
@@ -40,7 +43,7 @@ impl CharSet {
 /// One alternative of a pre-tokenizer's regular expression.
 #[derive(Clone, Copy)]
 pub(crate) enum SplitRule {
-    /// `'s|'t|'re|'ve|'m|'ll|'d`, in lower case only or in any.
+    /// `'s|'t|'re|'ve|'m|'ll|'d`, in lower case only, or in any case.
     Contraction { any_case: bool },
     /// `lead? body{1,max} tail{0,tail_max}`
     Run { lead: CharSet, body: CharSet, max: usize, tail: CharSet, tail_max: usize },
@@ -48,13 +51,16 @@ pub(crate) enum SplitRule {
     Exactly { count: usize, set: CharSet },
     /// `head body+`
     Headed { head: CharSet, body: CharSet },
-    /// `lead? upper* lower+`, else `lead? upper+ lower*`; then perhaps a contraction in any case.
+    /// `lead? upper* lower+`, else `lead? upper+ lower*`; then, if `contraction`, an optional contraction in any case.
     CasedWord { lead: CharSet, upper: CharSet, lower: CharSet, contraction: bool },
-    /// `\s*[\r\n]+`: white space up to the last line break in it.
+    /// `\s*[\r
+    /// ]+`: a run of white space, up to its last line break.
     LineBreaks,
-    /// `\s+(?!\S)|\s+`: white space, but its last character only when nothing follows.
+    /// `\s+(?!\S)|\s+`: a run of white space, without its last character unless the text ends there or the run has
+    /// only one.
     Spaces,
-    /// A rule that only one model has: a regular expression, and the function from a position to the end of its match.
+    /// A rule of a single model: its regular expression, and a function that returns the end of the match at a
+    /// position.
     Special { expression: &'static str, matches: fn(ClassifiedText<'_>, usize) -> Option<usize> },
 }
 
@@ -74,7 +80,7 @@ impl SplitRule {
         SplitRule::Run { lead, body, max: usize::MAX, tail, tail_max: usize::MAX }
     }
 
-    /// The end of the match that starts at `at`.
+    /// The end of the match that starts at `at`; `None` if the rule does not match there.
     fn matches(&self, text: ClassifiedText<'_>, at: usize) -> Option<usize> {
         match *self {
             SplitRule::Contraction { any_case } => text.contraction(at, any_case),
@@ -106,20 +112,21 @@ impl SplitRule {
     }
 }
 
-/// One step of a pre-tokenizer: splits every piece that the step before left.
+/// One pass of a pre-tokenizer. It splits every piece that the pass before it produced.
 #[derive(Clone, Copy)]
 pub(crate) enum SplitPass {
-    /// Each match of the first rule that matches is a piece, and so is the text between two matches.
+    /// At each position the first rule that matches makes a piece. The text between two matches is a piece, too.
     Rules(&'static [SplitRule]),
-    /// The white space at the end of a piece is a piece.
+    /// The white space at the end of a piece becomes a piece of its own.
     TrailingSpace,
-    /// Digits in groups of three counted from the right; what precedes a number stays with its first group.
+    /// Runs of digits are split into groups of three, counted from the right. The text before a number stays with its
+    /// first group.
     DigitGroups,
-    /// Cuts before every group of three ASCII digits counted from the right.
+    /// The piece is split before every group of three ASCII digits, counted from the right.
     Thousands,
 }
 
-/// Splits `text` by `passes`, one after the other, and hands over the pieces in order.
+/// Splits `text` by `passes` and calls `emit` with the pieces, in order. Their concatenation is `text`.
 pub(crate) fn split<'t>(passes: &[SplitPass], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     let Some((pass, rest)) = passes.split_first() else {
         if !text.is_empty() {
@@ -199,7 +206,7 @@ impl SplitPass {
     }
 }
 
-/// A piece of text with the classes of its characters. Positions are byte offsets at character boundaries.
+/// A piece of text, with access to the classes of its characters. Positions are byte offsets at character boundaries.
 #[derive(Clone, Copy)]
 pub(crate) struct ClassifiedText<'t> {
     text: &'t str,
@@ -232,12 +239,12 @@ impl<'t> ClassifiedText<'t> {
         self.at(at).is_some_and(|(mask, _)| set.contains(mask))
     }
 
-    /// The position after the character at `at` if that is in `set`.
+    /// The position after the character at `at`; `None` if that character is not in `set`.
     pub(crate) fn after(self, at: usize, set: CharSet) -> Option<usize> {
         self.at(at).filter(|&(mask, _)| set.contains(mask)).map(|(_, next)| next)
     }
 
-    /// The position after at most `max` characters of `set`.
+    /// The position after the run of characters of `set` at `at`, of which at most `max` are skipped.
     pub(crate) fn skip(self, mut at: usize, set: CharSet, max: usize) -> usize {
         for _ in 0..max {
             let Some(next) = self.after(at, set) else { break };
@@ -246,6 +253,7 @@ impl<'t> ClassifiedText<'t> {
         at
     }
 
+    /// The end of a contraction (`'s`, `'re`, ...) at `at`.
     fn contraction(self, at: usize, any_case: bool) -> Option<usize> {
         let rest = &self.bytes()[at..];
         if rest.first() != Some(&b'\'') {
@@ -262,8 +270,8 @@ impl<'t> ClassifiedText<'t> {
         }
     }
 
-    /// `upper* lower+`. Where no lower character follows the run of upper ones, the last
-    /// character of the run that is also a lower one (letters without case are both) ends the match.
+    /// The end of `upper* lower+` at `start`. If no lower character follows the run of upper ones, the match ends at
+    /// the last character of the run that is in both sets; letters without case are.
     fn upper_then_lower(self, start: usize, upper: CharSet, lower: CharSet) -> Option<usize> {
         let mut at = start;
         let mut last_both = None;
@@ -279,12 +287,13 @@ impl<'t> ClassifiedText<'t> {
         if end > at { Some(end) } else { last_both }
     }
 
-    /// `upper+ lower*`
+    /// The end of `upper+ lower*` at `start`.
     fn upper_first(self, start: usize, upper: CharSet, lower: CharSet) -> Option<usize> {
         let at = self.skip(start, upper, usize::MAX);
         (at > start).then(|| self.skip(at, lower, usize::MAX))
     }
 
+    /// The end of [`SplitRule::LineBreaks`] at `start`.
     fn line_breaks(self, start: usize) -> Option<usize> {
         let mut at = start;
         let mut end = None;
@@ -299,6 +308,7 @@ impl<'t> ClassifiedText<'t> {
         end
     }
 
+    /// The end of [`SplitRule::Spaces`] at `start`.
     fn spaces(self, start: usize) -> Option<usize> {
         let (mut last, mut at) = (start, start);
         while let Some(next) = self.after(at, any_of(SPACE)) {
@@ -314,7 +324,7 @@ impl<'t> ClassifiedText<'t> {
     }
 }
 
-/// The spaces of jais-2.
+/// White space as jais-2 splits it: runs of a power of two.
 pub(crate) const SPACES_BY_POWERS_OF_TWO: SplitRule = SplitRule::Special {
     expression: r"\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s",
     matches: spaces_by_powers_of_two,
@@ -323,7 +333,7 @@ pub(crate) const SPACES_BY_POWERS_OF_TWO: SplitRule = SplitRule::Special {
 fn spaces_by_powers_of_two(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     const LENGTHS: [usize; 9] = [512, 256, 128, 64, 32, 16, 8, 4, 2];
     let single = text.after(at, any_of(SPACE))?;
-    // A length fits when white space or the end of the text follows it.
+    // A length matches only if white space or the end of the text follows it: (?!\S).
     let fits = |&length: &usize| {
         let end = (0..length).try_fold(at, |p, _| text.after(p, any_of(SPACE)))?;
         (end == text.text.len() || text.is(end, any_of(SPACE))).then_some(end)
@@ -331,7 +341,7 @@ fn spaces_by_powers_of_two(text: ClassifiedText<'_>, at: usize) -> Option<usize>
     Some(LENGTHS.iter().find_map(fits).unwrap_or(single))
 }
 
-/// The phrases of exaone-moe: letters with their marks, and single blanks between them.
+/// A phrase of exaone-moe: words of letters with their marks, joined by single blanks.
 pub(crate) const PHRASE: SplitRule =
     SplitRule::Special { expression: r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", matches: phrase };
 
@@ -348,7 +358,7 @@ fn phrase(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     (end > start).then_some(end)
 }
 
-/// A special token of chameleon.
+/// A special token of chameleon, in the text.
 pub(crate) const SENTINEL: SplitRule = SplitRule::Special { expression: "<sentinel:[0-9]+>", matches: sentinel };
 
 fn sentinel(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
@@ -358,7 +368,7 @@ fn sentinel(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     (end > start && text.bytes().get(end) == Some(&b'>')).then_some(end + 1)
 }
 
-/// An image token of chameleon.
+/// An image token of chameleon, in the text.
 pub(crate) const IMAGE_CODE: SplitRule = SplitRule::Special { expression: "IMGIMG[A-I]{1,4}Z", matches: image_code };
 
 fn image_code(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
@@ -367,7 +377,7 @@ fn image_code(text: ClassifiedText<'_>, at: usize) -> Option<usize> {
     (letters > 0 && code.get(letters) == Some(&b'Z')).then_some(at + 6 + letters + 1)
 }
 
-/// The spaces of chameleon.
+/// White space as chameleon splits it.
 pub(crate) const INDENTATION: SplitRule = SplitRule::Special { expression: r"[\t\n]|    |  ", matches: indentation };
 
 fn indentation(text: ClassifiedText<'_>, at: usize) -> Option<usize> {

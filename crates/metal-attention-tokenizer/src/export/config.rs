@@ -1,4 +1,4 @@
-//! The files beside `tokenizer.json`: what `transformers` and servers ask about a model before they read its weights.
+//! The configuration files beside `tokenizer.json`. `transformers` and servers read them before they load weights.
 
 use super::{ExportedFile, special_tokens};
 use crate::TokenId;
@@ -7,9 +7,9 @@ use crate::tokenizer::Tokenizer;
 use metal_attention_gguf::Metadata;
 use serde_json::{Map, Value, json};
 
-/// The key of the chat template.
+/// The metadata key of the chat template.
 const TEMPLATE: &str = "tokenizer.chat_template";
-/// Templates that are for no conversation: that of a query and a document.
+/// The name of a template that is not for conversations: it renders a query and a document.
 const NO_CHAT: &str = "rerank";
 
 pub(super) fn files(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<ExportedFile>, TokenizerError> {
@@ -24,7 +24,7 @@ pub(super) fn files(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<Ex
     Ok(files)
 }
 
-/// A file of what is not null.
+/// A JSON file with the fields that are not null.
 fn file(name: &'static str, fields: Vec<(&str, Value)>) -> ExportedFile {
     let given = fields.into_iter().filter(|(_, value)| !value.is_null());
     let object: Map<String, Value> = given.map(|(key, value)| (key.to_owned(), value)).collect();
@@ -53,7 +53,7 @@ fn tokenizer_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Ve
     ])
 }
 
-/// The template, or a list where the file has several by name.
+/// The chat template; a list of named templates if the file has several; null if it has none.
 fn chat_templates(metadata: &Metadata) -> Result<Value, TokenizerError> {
     let default = metadata.str(TEMPLATE)?;
     let mut named = Vec::new();
@@ -70,8 +70,8 @@ fn chat_templates(metadata: &Metadata) -> Result<Value, TokenizerError> {
     Ok(default.into_iter().chain(named).collect())
 }
 
-/// The sizes of the model. `model_type` is the architecture's name in GGUF; it has the same name elsewhere as a rule, and
-/// no weights are read by it.
+/// The fields of `config.json`. `model_type` is the architecture's name in GGUF, which is usually the same elsewhere;
+/// no weights are loaded by it.
 fn config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Vec<(&'k str, Value)>, TokenizerError> {
     let tokens = ConfigTokens::read(tokenizer, metadata)?;
     let architecture = metadata.str("general.architecture")?;
@@ -107,13 +107,13 @@ fn generation_config<'k>(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<V
     ])
 }
 
-/// A size of the model, `null` where the file does not say or has one for each layer.
+/// A hyperparameter of the model; null if the file lacks it or has one value per layer.
 fn size(metadata: &Metadata, name: &str) -> Result<Value, TokenizerError> {
     let Some(architecture) = metadata.str("general.architecture")? else { return Ok(Value::Null) };
     Ok(metadata.usize(&format!("{architecture}.{name}")).ok().flatten().into())
 }
 
-/// Tokens with a role that others are told of.
+/// The tokens with a role, as the configuration files name them.
 struct ConfigTokens {
     bos: Option<TokenId>,
     eos: Option<TokenId>,
@@ -125,7 +125,7 @@ impl ConfigTokens {
     fn read(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<Self, TokenizerError> {
         let vocabulary = &tokenizer.vocabulary;
         let role = |key| vocabulary.read_role(metadata, key);
-        // A default that the file does not confirm may be any token.
+        // A default id that the file does not confirm may be an ordinary token, so it is left out.
         let meant =
             |id: Option<TokenId>, key: &str| id.filter(|&id| vocabulary.is_special(id) || metadata.get(key).is_some());
         Ok(Self {

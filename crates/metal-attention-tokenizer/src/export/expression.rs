@@ -1,25 +1,25 @@
-//! Pre-tokenizers as regular expressions, in the notation of Oniguruma.
+//! Export of pre-tokenizers as regular expressions, in the notation of Oniguruma.
 //!
-//! Letter case and contractions are spelled out for ASCII, as the rules have them: an expression with `(?i)` would also
-//! take "ſ" for an "s".
+//! Letter case and contractions are written out for ASCII, as in `rules.rs`. An expression with `(?i)` would also
+//! match "ſ" as an "s".
 
 use crate::classes;
 use crate::rules::{CharSet, SplitPass, SplitRule};
 
 /// `'s|'t|'re|'ve|'m|'ll|'d`
 const CONTRACTION: &str = "'s|'t|'re|'ve|'m|'ll|'d";
-/// The same in any case.
+/// The contractions in any case.
 const CONTRACTION_ANY_CASE: &str = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
 
 impl SplitPass {
-    /// The expression whose matches are pieces, and so is what lies between two matches.
+    /// The expression of a pass: its matches, and the text between them, are the pieces.
     pub(crate) fn expression(self) -> String {
         match self {
             SplitPass::Rules(rules) => rules.iter().map(|rule| rule.expression()).collect::<Vec<_>>().join("|"),
             SplitPass::TrailingSpace => r"\s+\z".to_owned(),
-            // From the number's end so many digits are left that they fill groups of three.
+            // The lookahead requires that the remaining digits of the number are groups of three.
             SplitPass::DigitGroups => r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))".to_owned(),
-            // Matches nothing, where a piece ends.
+            // An empty match at each position where a piece ends.
             SplitPass::Thousands => "(?=(?:[0-9]{3})+(?![0-9]))".to_owned(),
         }
     }
@@ -106,7 +106,8 @@ mod tests {
         assert!(kimi.contains(r"[^\p{L}\p{N}\r\n]?[\p{L}&&[^"), "{kimi}");
     }
 
-    /// What has no look-around is read by the crate whose notation the classes have; sets and counts are sound then.
+    /// `regex-syntax`, whose notation the classes use, parses the expressions without lookaround. This checks sets and
+    /// counts.
     #[test]
     fn the_expressions_are_well_formed() {
         for pre in PRE_TOKENIZERS {
