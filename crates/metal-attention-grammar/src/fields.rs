@@ -1,20 +1,21 @@
-//! The fields of requests that say what an answer must look like, whatever interface a request is for.
+//! Reads the fields of HTTP requests that set the form of an answer, by the names that llama.cpp, OpenAI, vLLM and
+//! SGLang use.
 
 use serde_json::{Map, Value};
 
 use crate::AnswerForm;
 
-/// A field that cannot be read.
+/// A field with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct FieldError {
-    /// The field.
+    /// The path of the field, such as `response_format.json_schema`.
     pub param: String,
-    /// What is wrong with it.
+    /// The description of the error, which names the field.
     pub message: String,
 }
 
-/// The fields, each with what reads it.
+/// The names of the fields, each with its reader.
 const FIELDS: [(&str, FieldReader); 11] = [
     ("grammar", grammar),
     ("json_schema", schema),
@@ -29,19 +30,22 @@ const FIELDS: [(&str, FieldReader); 11] = [
     ("ebnf", grammar),
 ];
 
-/// What a field's value asks for. The name of the field is for messages.
+/// Reads the value of a field. The first argument is the field's path, for error messages. `None`: the field sets no
+/// form.
 type FieldReader = fn(&str, &Value) -> Result<Option<AnswerForm>, FieldError>;
 
 impl AnswerForm {
-    /// What the fields of a request ask for, and the name of the field that does: `grammar`, `json_schema`, `response_format`,
-    /// `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `guided_json_object`, `structured_outputs`, `regex` and
-    /// `ebnf`. Null, false and what is empty ask for nothing. Two fields must not ask for different things.
+    /// The form that the fields of a request set, with the name of the field: `grammar`, `json_schema`,
+    /// `response_format`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `guided_json_object`,
+    /// `structured_outputs`, `regex` and `ebnf`. A field that is null, false or empty sets none. Returns an error for
+    /// an invalid value, and if two fields set different forms.
     pub fn from_fields(fields: &Map<String, Value>) -> Result<Option<(&'static str, Self)>, FieldError> {
         one(FIELDS.into_iter().map(|(name, read)| (name, name.to_owned(), read)), fields)
     }
 }
 
-/// What those of `readers` ask for that `fields` has. Each has the name of its field, the field's whole path, and what reads it.
+/// The form that those `readers` set whose field is in `fields`. A reader is the name of a field, the field's path for
+/// messages, and the function that reads it.
 fn one(
     readers: impl Iterator<Item = (&'static str, String, FieldReader)>,
     fields: &Map<String, Value>,
@@ -62,7 +66,7 @@ fn one(
     Ok(found.map(|(name, _, form)| (name, form)))
 }
 
-/// Whether a value asks for nothing.
+/// Whether a value counts as not given.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -111,7 +115,7 @@ fn schema(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> 
     strict_schema(param, value, None)
 }
 
-/// A schema, or its text.
+/// Reads a JSON schema, given as an object or as its text.
 fn strict_schema(param: &str, value: &Value, strict: Option<bool>) -> Result<Option<AnswerForm>, FieldError> {
     let schema = match value {
         Value::Object(_) | Value::Bool(true) => value.clone(),
@@ -146,7 +150,7 @@ fn response_format(param: &str, value: &Value) -> Result<Option<AnswerForm>, Fie
         },
         "json_schema" => {
             let strict = |holder: &Map<String, Value>| holder.get("strict").and_then(Value::as_bool);
-            // llama.cpp takes the schema without an object around it, too.
+            // llama.cpp also accepts the schema directly in `response_format`.
             if let (None, Some(value)) = (field("json_schema"), field("schema")) {
                 return strict_schema(&format!("{param}.schema"), value, strict(format));
             }
@@ -174,11 +178,12 @@ fn response_format(param: &str, value: &Value) -> Result<Option<AnswerForm>, Fie
     }
 }
 
-/// What vLLM has in the place of its earlier fields guided_*.
+/// Reads vLLM's `structured_outputs`, which replaces its `guided_*` fields.
 fn structured_outputs(param: &str, value: &Value) -> Result<Option<AnswerForm>, FieldError> {
     const PARTS: [(&str, FieldReader); 5] =
         [("json", schema), ("regex", regex), ("choice", choice), ("grammar", grammar), ("json_object", json_object)];
-    /// What concerns other programs: how they follow a grammar, and how much space JSON has, which is never much.
+    /// Options of vLLM's grammar backends, which are accepted and ignored. They choose a backend or limit white space,
+    /// which is limited here anyway.
     const OTHERS: [&str; 4] =
         ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"];
     let Some(parts) = value.as_object() else { return error(param, "must be an object") };
@@ -249,7 +254,7 @@ mod tests {
             (json!({"structured_outputs": {"json_object": true}}), ("structured_outputs", AnswerForm::JsonObject)),
             (json!({"regex": "a+", "ebnf": ""}), ("regex", AnswerForm::Regex("a+".into()))),
             (json!({"ebnf": gbnf, "regex": null}), ("ebnf", AnswerForm::Gbnf(gbnf.into()))),
-            // Twice the same is no contradiction.
+            // The same form twice is not a contradiction.
             (json!({"regex": "a+", "guided_regex": "a+"}), ("guided_regex", AnswerForm::Regex("a+".into()))),
         ] {
             assert_eq!(read(&fields), Ok(Some(expected)), "{fields}");
@@ -257,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_asks_for_nothing() {
+    fn empty_values_set_no_form() {
         for fields in [
             json!({}),
             json!({"grammar": "", "json_schema": null, "response_format": {"type": "text"}, "guided_json": {}}),

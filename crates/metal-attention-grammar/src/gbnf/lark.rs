@@ -1,4 +1,4 @@
-//! A grammar of rules over terminals, written as the Lark of llguidance.
+//! Writes a GBNF grammar whose terminals are determined as a Lark grammar for llguidance.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use super::nodes::{GbnfGrammar, NodeId, NodeKind};
 use crate::lark::terminal;
 use crate::pattern::written;
 
-/// Writes `grammar`, whose first rule is `start`.
+/// The Lark text of `grammar`. The rule `start` refers to its root.
 pub fn write(grammar: &GbnfGrammar) -> String {
     let mut writer =
         LarkWriter { grammar, lines: String::new(), rules: HashMap::new(), terminals: HashMap::new(), n: 0 };
@@ -18,26 +18,28 @@ pub fn write(grammar: &GbnfGrammar) -> String {
 struct LarkWriter<'a> {
     grammar: &'a GbnfGrammar,
     lines: String,
-    /// The names of rules.
+    /// The Lark name of each rule that was written, by rule number.
     rules: HashMap<usize, String>,
-    /// The names of terminals, by their expressions.
+    /// The Lark name of each terminal, by its regular expression.
     terminals: HashMap<String, String>,
-    /// Names given so far.
+    /// The number of names given so far.
     n: usize,
 }
 
 impl<'a> LarkWriter<'a> {
+    /// A new name with this prefix.
     fn name(&mut self, prefix: &str) -> String {
         self.n += 1;
         format!("{prefix}{}", self.n)
     }
 
+    /// Writes the definition of a rule or terminal.
     fn define(&mut self, name: &str, body: &str) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.lines, "{name}: {}", if body.is_empty() { "\"\"" } else { body });
     }
 
-    /// The name of a rule, which is written where it is new.
+    /// The Lark name of a rule. The rule is written if it is new.
     fn rule(&mut self, rule: usize) -> String {
         if let Some(name) = self.rules.get(&rule) {
             return name.clone();
@@ -49,7 +51,7 @@ impl<'a> LarkWriter<'a> {
         name
     }
 
-    /// What a rule describes.
+    /// A node as the alternatives of a rule.
     fn alternatives(&mut self, node: NodeId) -> String {
         let Some(NodeKind::Choice(parts)) = self.compound(node) else { return self.sequence(node) };
         let parts: Vec<String> = parts.iter().map(|&part| self.sequence(part)).collect();
@@ -57,12 +59,14 @@ impl<'a> LarkWriter<'a> {
         parts.iter().map(written).collect::<Vec<_>>().join(" | ")
     }
 
+    /// A node as a sequence.
     fn sequence(&mut self, node: NodeId) -> String {
         let Some(NodeKind::Sequence(parts)) = self.compound(node) else { return self.item(node) };
         let parts: Vec<String> = parts.iter().map(|&part| self.item(part)).collect();
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
+    /// A node as an item with a repetition sign.
     fn item(&mut self, node: NodeId) -> String {
         let Some(NodeKind::Repeat { item, min, max }) = self.compound(node) else { return self.atom(node) };
         let item = self.atom(*item);
@@ -76,12 +80,13 @@ impl<'a> LarkWriter<'a> {
         }
     }
 
-    /// What a node is that is no terminal.
+    /// The kind of a node that is not a terminal; `None` for a terminal.
     fn compound(&self, node: NodeId) -> Option<&'a NodeKind> {
         (!self.grammar.is_terminal(node)).then(|| self.grammar.kind(node))
     }
 
-    /// The name of what a node describes: groups are rules of their own, for llguidance allows few inside each other.
+    /// A node as a name or token. A group becomes a rule of its own, because llguidance allows little nesting of
+    /// groups.
     fn atom(&mut self, node: NodeId) -> String {
         if self.grammar.is_terminal(node) {
             let pattern = written(&self.grammar.expression(node));
@@ -107,6 +112,7 @@ impl<'a> LarkWriter<'a> {
         }
     }
 
+    /// The Lark name of a terminal. The terminal is written if it is new.
     fn terminal(&mut self, pattern: String) -> String {
         if let Some(name) = self.terminals.get(&pattern) {
             return name.clone();

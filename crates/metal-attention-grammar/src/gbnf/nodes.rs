@@ -1,4 +1,5 @@
-//! The parts of a grammar, and which of them may be terminals because they are regular and small.
+//! A grammar as a graph of nodes. A node that is regular and small enough may become a terminal, that is, one regular
+//! expression of the lexer. `terminals.rs` decides which of these do.
 
 use regex_syntax::hir::{Class, Hir, Repetition};
 
@@ -6,58 +7,59 @@ use super::GbnfError;
 use super::rules::without_tail;
 use super::syntax::{Expr, GbnfRule};
 
-/// Deepest levels of a terminal, rules written out.
+/// The maximum nesting of a terminal, with the rules that it refers to expanded.
 const MAX_TERMINAL_DEPTH: usize = 60;
-/// Deepest levels of the whole grammar.
+/// The maximum nesting of the whole grammar.
 const MAX_DEPTH: usize = 2000;
-/// The number of a node.
+/// The index of a node in [`GbnfGrammar::nodes`].
 pub type NodeId = usize;
 
 /// A part of a grammar.
 pub struct GrammarNode {
-    /// What it is.
+    /// The kind of the node, with its parts.
     pub kind: NodeKind,
-    /// Characters and levels of the terminal that it may be; none where it cannot be one.
+    /// Characters and nesting levels of the terminal that the node may become; `None` if it cannot be one.
     pub size: Option<(usize, usize)>,
-    /// The empty text is one that it describes.
+    /// Whether the node matches the empty text.
     pub nullable: bool,
-    /// It may be a terminal, but is in the way of others.
+    /// Whether the node could be a terminal, but conflicts with others, so that its parts are terminals instead.
     pub is_split: bool,
 }
 
-/// What a part of a grammar is.
+/// The kind of a node.
 #[derive(Clone)]
 pub enum NodeKind {
-    /// Text, or a class of characters.
+    /// A single character, a class of characters, or the empty text.
     Plain(Hir),
     /// A text of several characters.
     Text(String),
-    /// The rule of this number.
+    /// The rule with this number.
     Rule(usize),
-    /// One of these tokens of the vocabulary, or with `negated` any other one.
+    /// One of these tokens of the vocabulary; if `negated`, any other token.
     Token { ids: Vec<u32>, negated: bool },
-    /// One after the other.
+    /// The parts in order.
     Sequence(Vec<NodeId>),
-    /// One of these.
+    /// One of the parts.
     Choice(Vec<NodeId>),
-    /// `min` to `max` times.
+    /// `min` to `max` repetitions of `item`; without `max`: any number from `min`.
     Repeat { item: NodeId, min: u32, max: Option<u32> },
 }
 
-/// A grammar of rules over terminals.
+/// A grammar: rules over nodes.
 pub struct GbnfGrammar {
-    /// Its parts.
+    /// All nodes.
     pub nodes: Vec<GrammarNode>,
-    /// What each rule describes; none where `root` does not lead to it.
+    /// The node of each rule's body; `None` if the rule is not reachable from `root`.
     pub bodies: Vec<Option<NodeId>>,
-    /// The rules that `root` leads to, each after those that it names, but for recursion.
+    /// The reachable rules. Each comes after the rules that it refers to, except for recursion.
     pub order: Vec<usize>,
-    /// The rule that describes the whole text.
+    /// The number of the rule that describes the whole text.
     pub root: usize,
 }
 
 impl GbnfGrammar {
-    /// The grammar of `rules`, of which `nullable` may be empty, with terminals of at most `max_terminal` characters.
+    /// Builds the grammar of `rules`. `nullable` tells for each rule whether it matches the empty text. Terminals have
+    /// at most `max_terminal` characters.
     pub fn new(root: usize, rules: Vec<GbnfRule>, nullable: &[bool], max_terminal: usize) -> Result<Self, GbnfError> {
         let mut builder = NodeBuilder {
             rules: rules.into_iter().map(|rule| Some(rule.body)).collect(),
@@ -69,17 +71,17 @@ impl GbnfGrammar {
         Ok(builder.grammar)
     }
 
-    /// What a node is.
+    /// The kind of a node.
     pub fn kind(&self, node: NodeId) -> &NodeKind {
         &self.nodes[node].kind
     }
 
-    /// What a rule describes, which `root` leads to.
+    /// The body of a rule, which must be reachable from `root`.
     pub fn body(&self, rule: usize) -> NodeId {
         self.bodies[rule].expect("root leads to it")
     }
 
-    /// Whether a node is a terminal.
+    /// Whether a node is a terminal: it may be one and is not split.
     pub fn is_terminal(&self, node: NodeId) -> bool {
         let node = &self.nodes[node];
         node.size.is_some() && !node.is_split
@@ -91,7 +93,7 @@ impl GbnfGrammar {
             NodeKind::Plain(hir) => hir.clone(),
             NodeKind::Text(text) => Hir::literal(text.as_bytes()),
             NodeKind::Rule(rule) => self.expression(self.body(*rule)),
-            // No part of a terminal is a token.
+            // A token is never part of a terminal.
             NodeKind::Token { .. } => Hir::fail(),
             NodeKind::Sequence(parts) => Hir::concat(parts.iter().map(|&part| self.expression(part)).collect()),
             NodeKind::Choice(parts) => Hir::alternation(parts.iter().map(|&part| self.expression(part)).collect()),
@@ -103,9 +105,9 @@ impl GbnfGrammar {
     }
 }
 
-/// Makes nodes of rules.
+/// Builds the nodes of the rules.
 struct NodeBuilder<'a> {
-    /// The rules that have not been made nodes yet.
+    /// The bodies of the rules that are not built yet.
     rules: Vec<Option<Expr>>,
     nullable: &'a [bool],
     max_terminal: usize,
@@ -113,6 +115,7 @@ struct NodeBuilder<'a> {
 }
 
 impl NodeBuilder<'_> {
+    /// Builds the body of a rule, unless it is built.
     fn rule(&mut self, number: usize, depth: usize) -> Result<(), GbnfError> {
         let Some(body) = self.rules[number].take() else { return Ok(()) };
         let body = self.node(without_tail(number, body), depth + 1)?;
@@ -121,6 +124,7 @@ impl NodeBuilder<'_> {
         Ok(())
     }
 
+    /// Adds a node. A node that is too large for a terminal loses its size.
     fn add(&mut self, kind: NodeKind, size: Option<(usize, usize)>, nullable: bool) -> NodeId {
         let small = |&(characters, levels): &(usize, usize)| {
             let is_text = matches!(kind, NodeKind::Plain(_) | NodeKind::Text(_));
@@ -131,6 +135,7 @@ impl NodeBuilder<'_> {
         self.grammar.nodes.len() - 1
     }
 
+    /// Builds the node of an expression.
     fn node(&mut self, expr: Expr, depth: usize) -> Result<NodeId, GbnfError> {
         if depth > MAX_DEPTH {
             return Err(GbnfError::TooLarge(format!("its rules are more than {MAX_DEPTH} deep in each other")));
@@ -150,7 +155,7 @@ impl NodeBuilder<'_> {
             }
             Expr::Sequence(parts) => {
                 let parts = self.nodes(parts, depth)?;
-                // What may be one terminal is one.
+                // Adjacent parts that may be one terminal are grouped.
                 let mut groups: Vec<Vec<NodeId>> = Vec::new();
                 for part in parts {
                     let plain = self.grammar.nodes[part].size.is_some();
@@ -185,7 +190,7 @@ impl NodeBuilder<'_> {
         parts.into_iter().map(|part| self.node(part, depth + 1)).collect()
     }
 
-    /// A node of groups of nodes, of which those with several parts may be terminals.
+    /// Builds a node of groups. A group of several parts becomes a node of its own, which may be a terminal.
     fn group(&mut self, groups: Vec<Vec<NodeId>>, kind: fn(Vec<NodeId>) -> NodeKind) -> NodeId {
         let mut parts: Vec<NodeId> = Vec::new();
         let n_groups = groups.len();
@@ -202,6 +207,7 @@ impl NodeBuilder<'_> {
         self.whole(parts, kind)
     }
 
+    /// Adds a node of these parts, with the size and emptiness that follow from them.
     fn whole(&mut self, parts: Vec<NodeId>, kind: fn(Vec<NodeId>) -> NodeKind) -> NodeId {
         let nodes = &self.grammar.nodes;
         let size = parts.iter().try_fold((0, 0), |(sum, deepest): (usize, usize), &part| {

@@ -1,12 +1,14 @@
-//! What holds for rules as a whole: which end, which may be empty, which lead back to themselves.
+//! Checks and rewrites of whole rules: whether a rule can match a finite text or the empty text, left recursion, and
+//! tail recursion that can be written as a repetition.
 
 use super::GbnfError;
 use super::syntax::{Expr, GbnfRule};
 
-/// Most alternatives that a rule which ends with itself is written out into.
+/// The maximum number of alternatives into which a tail-recursive rule is expanded.
 const MAX_ALTERNATIVES: usize = 64;
 
-/// Checks that `root` describes some text, and that no rule begins with itself. Returns whether each rule may be empty.
+/// Checks that `root` matches some text and that no rule is left-recursive. Returns for each rule whether it matches
+/// the empty text.
 pub fn check(root: usize, rules: &[GbnfRule]) -> Result<Vec<bool>, GbnfError> {
     let nullable = fixpoint(rules, &is_nullable);
     let mut colours = vec![Colour::New; rules.len()];
@@ -23,7 +25,8 @@ pub fn check(root: usize, rules: &[GbnfRule]) -> Result<Vec<bool>, GbnfError> {
     Ok(nullable)
 }
 
-/// For each rule whether `holds` for its body, given for which rules it holds: the least solution.
+/// The least solution of a property of rules: `holds` decides for a body, given for which rules the property is known
+/// to hold.
 fn fixpoint(rules: &[GbnfRule], holds: &dyn Fn(&Expr, &[bool]) -> bool) -> Vec<bool> {
     let mut users = vec![Vec::new(); rules.len()];
     for (user, rule) in rules.iter().enumerate() {
@@ -40,7 +43,7 @@ fn fixpoint(rules: &[GbnfRule], holds: &dyn Fn(&Expr, &[bool]) -> bool) -> Vec<b
     solution
 }
 
-/// Calls `see` with each rule that `expr` names.
+/// Calls `see` with the number of each rule that `expr` refers to.
 pub fn each_rule(expr: &Expr, see: &mut dyn FnMut(usize)) {
     match expr {
         Expr::Chars(_) | Expr::Text(_) | Expr::Token { .. } => {}
@@ -50,7 +53,7 @@ pub fn each_rule(expr: &Expr, see: &mut dyn FnMut(usize)) {
     }
 }
 
-/// Whether some text ends that `expr` describes.
+/// Whether `expr` matches some finite text. `rules` tells this for rules.
 fn ends(expr: &Expr, rules: &[bool]) -> bool {
     match expr {
         Expr::Chars(_) | Expr::Text(_) | Expr::Token { .. } => true,
@@ -61,7 +64,7 @@ fn ends(expr: &Expr, rules: &[bool]) -> bool {
     }
 }
 
-/// Whether the empty text is one that `expr` describes.
+/// Whether `expr` matches the empty text. `rules` tells this for rules.
 fn is_nullable(expr: &Expr, rules: &[bool]) -> bool {
     match expr {
         Expr::Chars(_) | Expr::Token { .. } => false,
@@ -74,13 +77,14 @@ fn is_nullable(expr: &Expr, rules: &[bool]) -> bool {
 }
 
 #[derive(Clone, Copy, PartialEq)]
+/// The state of a rule in the depth-first search for left recursion.
 enum Colour {
     New,
     Open,
     Done,
 }
 
-/// A rule that begins with itself, among those that `number` may begin with.
+/// A left-recursive rule among those that rule `number` may begin with; `None` if there is none.
 fn leads_back(number: usize, rules: &[GbnfRule], nullable: &[bool], colours: &mut [Colour]) -> Option<usize> {
     match colours[number] {
         Colour::Open => return Some(number),
@@ -112,7 +116,8 @@ fn begins_with(expr: &Expr, nullable: &[bool], beginnings: &mut Vec<usize>) {
     }
 }
 
-/// The body of rule `number` without naming itself, where it does so only at its ends: a repetition.
+/// The body of rule `number` with tail recursion replaced by a repetition, if all its recursion is tail recursion;
+/// else the body itself. Regular rules can become terminals.
 pub fn without_tail(number: usize, body: Expr) -> Expr {
     let mut alternatives = Vec::new();
     if !names(&body, number) || !write_out(&body, number, Vec::new(), &mut alternatives) {
@@ -135,13 +140,15 @@ pub fn without_tail(number: usize, body: Expr) -> Expr {
     Expr::Sequence(vec![again, one_of(last)])
 }
 
+/// Whether `expr` refers to rule `number`.
 fn names(expr: &Expr, number: usize) -> bool {
     let mut found = false;
     each_rule(expr, &mut |other| found |= other == number);
     found
 }
 
-/// Adds the alternatives of `expr` that end with rule `number`, and the others, each after `before`. False where they are too many.
+/// Expands `expr` into alternatives, each a list of parts after `before`, so that references to rule `number` stand at
+/// their ends. Returns false if there are too many.
 fn write_out(expr: &Expr, number: usize, before: Vec<Expr>, alternatives: &mut Vec<Vec<Expr>>) -> bool {
     match expr {
         Expr::Choice(parts) if names(expr, number) => {

@@ -1,12 +1,14 @@
-//! Which parts of a grammar are terminals of the lexer.
+//! Determines which parts of a grammar become terminals of the lexer.
 //!
-//! llguidance reads a text in two layers: a lexer that finds terminals (regular expressions) and a parser of rules over
-//! them. The larger the terminals, the cheaper each token. But the lexer is greedy: it goes on with a terminal as long as any
-//! that may stand there goes on. GBNF has no lexer, so a part may be a terminal only where that makes no difference: where no
-//! text of it, followed by what may follow it, is also the beginning of a longer text of a terminal that may stand there.
+//! llguidance matches a text in two layers: a lexer that recognises terminals (regular expressions), and a parser of
+//! rules over terminals. The larger the terminals, the cheaper is each token. But the lexer is greedy: it extends a
+//! terminal as long as any terminal that may stand there can be extended. GBNF has no lexer. So a part may be a
+//! terminal only if greediness makes no difference: no text of it, followed by the first byte of what may follow, is
+//! the beginning of a longer text of a terminal that may stand at the same place.
 //!
-//! So: the largest parts without recursion become terminals, and those that are in the way of others are taken is_split,
-//! until none is. In the end that leaves single characters, which are never in the way.
+//! The search starts with the largest non-recursive parts as terminals. Terminals that conflict with others are split
+//! into their parts, until there are no conflicts. In the worst case that leaves single characters, which never
+//! conflict.
 
 use std::collections::HashMap;
 
@@ -18,22 +20,22 @@ use super::nodes::{GbnfGrammar, GrammarNode, NodeId, NodeKind};
 use super::{GbnfError, WorkBudget};
 use crate::pattern::written;
 
-/// Most positions at which terminals stand.
+/// The maximum number of positions at which terminals stand.
 const MAX_POSITIONS: usize = 2000;
-/// Most characters of all terminals together, repetitions counted.
+/// The maximum number of characters of all terminals together, repetitions counted.
 const MAX_CHARACTERS: usize = 500_000;
-/// Rounds after which every terminal that is in the way is split into its characters.
+/// The number of rounds after which a conflicting terminal is split into its characters at once.
 const MAX_ROUNDS: usize = 40;
 
-/// A position at which a terminal, or a token, stands.
+/// A position in the grammar at which a terminal or a token stands.
 struct TerminalPosition {
     node: NodeId,
-    /// The number of the terminal's automaton; none for a token.
+    /// The index of the terminal's automaton; `None` for a token.
     automaton: Option<usize>,
 }
 
 impl GbnfGrammar {
-    /// Takes terminals is_split until none is in the way of another.
+    /// Splits terminals until no terminal conflicts with another.
     pub fn split_conflicting_terminals(&mut self, work: &mut WorkBudget) -> Result<(), GbnfError> {
         for round in 0.. {
             if self.is_terminal(self.body(self.root)) {
@@ -50,7 +52,7 @@ impl GbnfGrammar {
         Ok(())
     }
 
-    /// Has the parts of a terminal be terminals in its position; with `wholly` its characters.
+    /// Splits a terminal, so that its parts are terminals instead; with `wholly` its characters are.
     fn split(&mut self, node: NodeId, wholly: bool) {
         if self.nodes[node].is_split {
             return;
@@ -82,7 +84,7 @@ impl GbnfGrammar {
         }
     }
 
-    /// The terminals that are in the way of others.
+    /// The terminals that conflict with others, or whose automata are too large.
     fn conflicting(&self, work: &mut WorkBudget) -> Result<Vec<NodeId>, GbnfError> {
         let mut collected =
             PositionIndex { at: HashMap::new(), positions: Vec::new(), rules: IndexSet::new(self.bodies.len()) };
@@ -127,7 +129,7 @@ impl GbnfGrammar {
             .conflicts(work)
     }
 
-    /// Adds the positions below a node, and to `left` the rules that it names and that are new.
+    /// Adds the positions below a node, and adds new rules that it refers to to `left`.
     fn collect(&self, node: NodeId, collected: &mut PositionIndex, left: &mut Vec<usize>) {
         let kind = &self.nodes[node].kind;
         if self.is_terminal(node) || matches!(kind, NodeKind::Token { .. }) {
@@ -153,21 +155,23 @@ impl GbnfGrammar {
     }
 }
 
-/// The positions of a grammar.
+/// The positions of terminals and tokens in a grammar.
 struct PositionIndex {
-    /// The position at which a node stands.
+    /// The position of each node that is a terminal or a token.
     at: HashMap<NodeId, usize>,
     positions: Vec<TerminalPosition>,
-    /// The rules that stand outside of terminals.
+    /// The rules that are used outside of terminals.
     rules: IndexSet,
 }
 
-/// What stands next to what.
+/// The analysis of which terminals may follow each other (the FIRST and FOLLOW sets of the grammar), and of the
+/// conflicts.
 struct FollowAnalysis<'a> {
     grammar: &'a GbnfGrammar,
-    /// The rules that stand outside of terminals, each after those that it names, but for recursion.
+    /// The rules that are used outside of terminals. Each comes after the rules that it refers to, except for
+    /// recursion.
     order: Vec<usize>,
-    /// The position at which a node stands.
+    /// The position of each node that is a terminal or a token.
     at: HashMap<NodeId, usize>,
     positions: Vec<TerminalPosition>,
     automata: &'a [TerminalAutomaton],
@@ -175,7 +179,7 @@ struct FollowAnalysis<'a> {
 }
 
 impl FollowAnalysis<'_> {
-    /// The nodes of terminals that go on where another one has ended and something else may follow.
+    /// The terminals that the lexer would extend although another terminal has ended and something else may follow it.
     fn conflicts(mut self, work: &mut WorkBudget) -> Result<Vec<NodeId>, GbnfError> {
         let (first, follow) = self.follow(work)?;
         let together = self.together(&first, &follow, work)?;
@@ -200,10 +204,10 @@ impl FollowAnalysis<'_> {
         Ok(found.iter().map(|position| self.positions[position].node).collect())
     }
 
-    /// How the terminals of two positions are related.
+    /// The relation of the terminals at two positions. Results are cached.
     fn compare(&mut self, a: usize, b: usize, work: &mut WorkBudget) -> Result<TerminalOverlap, GbnfError> {
         let (Some(a), Some(b)) = (self.positions[a].automaton, self.positions[b].automaton) else {
-            // Tokens have no texts that others share, but may be the same one.
+            // Tokens share no text with terminals, but two positions may have the same token.
             let share = self.positions[a].automaton.is_none() && self.positions[b].automaton.is_none();
             return Ok(TerminalOverlap { share, ..TerminalOverlap::default() });
         };
@@ -215,7 +219,7 @@ impl FollowAnalysis<'_> {
         Ok(comparison)
     }
 
-    /// The positions at which a text may begin, and those that may follow each position.
+    /// The positions at which a text may begin, and for each position those that may follow it.
     fn follow(&self, work: &mut WorkBudget) -> Result<(IndexSet, Vec<IndexSet>), GbnfError> {
         let n = self.positions.len();
         let GbnfGrammar { bodies, root, .. } = self.grammar;
@@ -245,7 +249,7 @@ impl FollowAnalysis<'_> {
         Ok((first.swap_remove(*root), after.positions))
     }
 
-    /// The positions at which what `node` describes may begin.
+    /// The positions at which a text of `node` may begin.
     fn first(&self, node: NodeId, rules: &[IndexSet], work: &mut WorkBudget) -> Result<IndexSet, GbnfError> {
         work.spend(1 + self.positions.len() as u64 / 64)?;
         let mut set = IndexSet::new(self.positions.len());
@@ -276,7 +280,7 @@ impl FollowAnalysis<'_> {
         Ok(set)
     }
 
-    /// Has what is below `node` know that `set` follows it.
+    /// Adds `set` to what may follow `node`, and passes it on to the positions below `node`.
     fn push_after(
         &self,
         node: NodeId,
@@ -319,7 +323,8 @@ impl FollowAnalysis<'_> {
         Ok(())
     }
 
-    /// For each position those that the lexer may have to tell from it: both may come after the same text.
+    /// For each position, the positions that the lexer may have to distinguish from it: both may come after the same
+    /// text.
     fn together(
         &mut self,
         first: &IndexSet,
@@ -362,7 +367,7 @@ impl FollowAnalysis<'_> {
     }
 }
 
-/// What may follow rules and positions.
+/// The positions that may follow each rule and each position, during the fixpoint iteration.
 struct FollowSets {
     rules: Vec<IndexSet>,
     positions: Vec<IndexSet>,

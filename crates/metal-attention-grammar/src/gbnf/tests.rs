@@ -1,4 +1,4 @@
-//! GrammarCompiler, the texts that they describe, and texts that they do not.
+//! Tests of GBNF grammars: texts that each grammar must accept and texts that it must refuse.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use super::syntax::{Expr, GbnfRule};
 use crate::test_vocabulary::{accepts, vocabulary};
 use crate::{AnswerForm, GrammarCompiler};
 
-/// The vocabulary of the bytes, and two control tokens.
+/// A vocabulary of the 256 bytes and two control tokens.
 fn bytes() -> Arc<Tokenizer> {
     vocabulary(&["<think>", "</think>"])
 }
 
-/// `grammar` describes the texts of `good`, and none of `bad`.
+/// Checks that `grammar` accepts the texts of `good` and refuses those of `bad`.
 #[track_caller]
 fn describes(grammar: &str, good: &[&str], bad: &[&str]) {
     let tokenizer = bytes();
@@ -56,7 +56,7 @@ fn json() {
     );
 }
 
-/// As it was written before repetitions had bounds: the space calls itself.
+/// The JSON grammar from before repetitions had bounds: the rule for white space is recursive.
 #[test]
 fn json_with_recursive_space() {
     describes(
@@ -200,10 +200,10 @@ cjk         ::= [一-鿿]
     );
 }
 
-/// The lexer of llguidance is greedy; none of these may show it.
+/// llguidance's lexer is greedy; these grammars would be matched wrongly if that made a difference.
 #[test]
-fn terminals_are_not_in_the_way_of_others() {
-    // Recursion keeps each from being a regular expression.
+fn greedy_terminals_do_not_conflict() {
+    // Recursion prevents the whole grammar from becoming one terminal.
     let nested = |inner: &str| format!("root ::= \"<\" root \">\" | text\n{inner}");
     describes(&nested("text ::= [a-z]+ \"x\""), &["ax", "<abxx>", "<<xxx>>"], &["x", "<ab>", "ax>"]);
     describes(
@@ -246,7 +246,7 @@ fn repetitions() {
 
 #[test]
 fn layouts() {
-    // XGrammar goes on with a rule on the next line.
+    // In XGrammar's EBNF a rule may continue on the next line.
     describes(
         "\n   root ::= a\n      | b   # two\n\n   a ::= \"a\"\n     \"c\"\n   b ::= \"b\" |\n\n \"d\"",
         &["ac", "b", "d"],
@@ -351,7 +351,7 @@ fn hostile_grammars_are_refused_in_time() {
     }
 }
 
-/// Whether `expr` describes `text[at..end]`, for each end that it does.
+/// The ends of the texts from `at` on that `expr` matches.
 fn ends(expr: &Expr, rules: &[GbnfRule], text: &[char], at: usize) -> BTreeSet<usize> {
     match expr {
         Expr::Chars(class) => {
@@ -370,7 +370,7 @@ fn ends(expr: &Expr, rules: &[GbnfRule], text: &[char], at: usize) -> BTreeSet<u
         Expr::Choice(parts) => parts.iter().flat_map(|part| ends(part, rules, text, at)).collect(),
         Expr::Repeat { item, min, max } => {
             let (mut all, mut from) = (BTreeSet::new(), BTreeSet::from([at]));
-            // What is not empty comes no more often than there are characters.
+            // A non-empty item occurs at most as often as there are characters.
             for times in 0..=max.map_or(*min as usize + text.len(), |max| max as usize) {
                 if times >= *min as usize {
                     all.extend(&from);
@@ -382,7 +382,7 @@ fn ends(expr: &Expr, rules: &[GbnfRule], text: &[char], at: usize) -> BTreeSet<u
     }
 }
 
-/// Random rules over two letters, held to all short texts of them.
+/// Random grammars over two letters are compared with a direct evaluation of their rules, for all short texts.
 #[test]
 fn random_grammars_describe_what_their_rules_say() {
     fn expr(random: &mut Lcg, depth: usize) -> String {
@@ -423,7 +423,7 @@ fn random_grammars_describe_what_their_rules_say() {
     }
 }
 
-/// A generator of pseudo-random numbers (an LCG with the multiplier of MMIX).
+/// A pseudo-random number generator: an LCG with the multiplier of MMIX.
 struct Lcg(u64);
 
 impl Lcg {

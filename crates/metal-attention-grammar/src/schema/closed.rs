@@ -1,17 +1,20 @@
-//! JSON schemas whose objects hold what they name and nothing else. By the letter of JSON Schema an object may have any
-//! further properties unless `additionalProperties` says otherwise, and a small model that may add some does not end.
+//! Closes the objects of a JSON schema: an object may have only the properties that the schema names.
 //!
-//! What follows a closed schema follows the schema as it was.
+//! By the JSON Schema specification an object may have any further properties unless `additionalProperties` forbids
+//! them. A small model that may add properties often does not stop adding them.
+//!
+//! Every value that is valid under the closed schema is valid under the original one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde_json::{Map, Value};
 
-/// Schemas and names that are looked at and written for one schema. References can make a small schema a huge one.
+/// The maximum number of schemas and names that are read and written for one schema. References can expand a small
+/// schema to a huge one.
 const MAX_WORK: usize = 200_000;
 
-/// `schema` with `additionalProperties: false` in each object that does not say what else it may hold: in those that name
-/// properties, and with `strict` also in those that name none. An error where that is too much work.
+/// `schema` with `additionalProperties: false` in each object that does not decide on additional properties itself: in
+/// objects that name properties, and with `strict` also in those that name none. An error if it takes too much work.
 pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
     let definitions = schema.get("$defs").and_then(Value::as_object);
     let mut closer =
@@ -26,7 +29,7 @@ pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
         added.insert(name, definition);
     }
     if let (false, Some(root)) = (added.is_empty(), closed.as_object_mut()) {
-        // All references lead to what was added.
+        // All references lead to definitions in `added`.
         let also = definitions.into_iter().flatten().filter(|(name, _)| !added.contains_key(*name));
         let all: Map<_, _> = also.map(|(name, value)| (name.clone(), value.clone())).collect();
         root.insert("$defs".into(), Value::Object(all.into_iter().chain(added).collect()));
@@ -34,12 +37,12 @@ pub fn close(schema: &Value, strict: bool) -> Result<Value, String> {
     Ok(closed)
 }
 
-/// The names of an object's properties.
+/// The names of an object's properties, collected from the schemas that describe the object.
 #[derive(Default)]
 struct PropertyNames {
     properties: BTreeSet<String>,
     patterns: BTreeSet<String>,
-    /// What else it may hold is said, or cannot be known.
+    /// Whether a schema decides on additional properties itself, or cannot be resolved. Then the object is not closed.
     additional_decided: bool,
 }
 
@@ -59,31 +62,32 @@ impl PropertyNames {
     }
 }
 
-/// What becomes of the schema that a reference leads to.
+/// The form of the definition that replaces the target of a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum DefinitionForm {
-    /// It describes all of an object, and is closed.
+    /// The target describes the whole object and is closed.
     Closed,
-    /// It describes a part of an object: what holds the parts together is closed.
+    /// The target describes a part of an object; the schema that combines the parts is closed.
     Open,
 }
 
-/// Keywords whose values are parts of the same object, of which one holds.
+/// Keywords that list alternative schemas of the same object.
 const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
 
 struct Closer<'a> {
     root: &'a Value,
     strict: bool,
-    /// What references lead to, and the name of the definition that takes its place.
+    /// The name of the new definition for each reference and form.
     references: BTreeMap<(&'a str, DefinitionForm), String>,
-    /// Definitions to be made.
+    /// Definitions that are still to be made: name, schema, form.
     pending: VecDeque<(String, &'a Value, DefinitionForm)>,
-    /// Names that were tried for them.
+    /// The number of definition names tried so far.
     n_names: usize,
     work: usize,
 }
 
 impl<'a> Closer<'a> {
+    /// Takes `n` units off the work limit.
     fn spend(&mut self, n: usize) -> Result<(), String> {
         self.work += n;
         if self.work > MAX_WORK {
@@ -95,7 +99,7 @@ impl<'a> Closer<'a> {
         Ok(())
     }
 
-    /// `schema`, whose object holds what it names and the names `also`.
+    /// The closed form of `schema`, whose object may have the properties that it names, and those of `also`.
     fn close(&mut self, schema: &'a Value, also: &PropertyNames) -> Result<Value, String> {
         let Some(object) = schema.as_object() else { return Ok(schema.clone()) };
         let mut closed = self.insides(object)?;
@@ -108,12 +112,12 @@ impl<'a> Closer<'a> {
             return self.seal(closed, also);
         }
         if n_parts == 1 && also.is_empty() && !names_properties(object) && !decides_additional(object) {
-            // The one part is the whole object.
+            // The single part describes the whole object.
             let close = |closer: &mut Self, _: &str, part| closer.close(part, &PropertyNames::default());
             self.map_parts(object, &mut closed, DefinitionForm::Closed, close)?;
             return Ok(Value::Object(closed));
         }
-        // Several parts make one object, which is closed around the names of all of them.
+        // The parts together describe one object. It is closed with the names of all parts.
         let target = reference.map(|reference| self.resolve(reference));
         let mut fixed = self.names(list("allOf").into_iter().flatten().chain(target.flatten()).collect())?;
         fixed.additional_decided |= decides_additional(object) || target == Some(None);
@@ -131,7 +135,7 @@ impl<'a> Closer<'a> {
             self.map_parts(object, &mut closed, DefinitionForm::Open, |closer, _, part| closer.open(part))?;
             return self.seal(closed, &fixed);
         }
-        // Each alternative is closed by itself, so that it has no room for the names of the others.
+        // Each alternative is closed on its own, so that it does not allow the names of the other alternatives.
         let mut around = BTreeMap::new();
         for keyword in ALTERNATIVES {
             let others = ALTERNATIVES.iter().filter(|other| **other != keyword).filter_map(|other| list(other));
@@ -147,7 +151,7 @@ impl<'a> Closer<'a> {
         Ok(Value::Object(closed))
     }
 
-    /// `schema`, whose own object stays open, and what lies in it is closed.
+    /// `schema` with its own object left open and the objects inside of it closed.
     fn open(&mut self, schema: &'a Value) -> Result<Value, String> {
         let Some(object) = schema.as_object() else { return Ok(schema.clone()) };
         let mut opened = self.insides(object)?;
@@ -155,7 +159,8 @@ impl<'a> Closer<'a> {
         Ok(Value::Object(opened))
     }
 
-    /// `object` with the schemas of its properties and items closed. Its parts are left to [`map_parts`](Self::map_parts).
+    /// `object` with the schemas of its properties and items closed. Schemas of the same object (`allOf`, `anyOf`,
+    /// `oneOf`, `$ref`) are left to [`map_parts`](Self::map_parts).
     fn insides(&mut self, object: &'a Map<String, Value>) -> Result<Map<String, Value>, String> {
         self.spend(1 + object.len())?;
         let whole = PropertyNames::default();
@@ -182,8 +187,8 @@ impl<'a> Closer<'a> {
         Ok(closed)
     }
 
-    /// Replaces the parts of the same object in `new`: schemas by `part`, which is told the keyword, a reference by one to
-    /// a definition of that `form`.
+    /// Writes the schemas of the same object to `new`: each list element is mapped by `part`, which gets the keyword;
+    /// a reference is replaced by one to a definition of the form `form`.
     fn map_parts(
         &mut self,
         object: &'a Map<String, Value>,
@@ -207,7 +212,7 @@ impl<'a> Closer<'a> {
         Ok(())
     }
 
-    /// The name of the definition that takes the place of what `reference` leads to.
+    /// The name of the definition that replaces the target of `reference`.
     fn definition(&mut self, reference: &'a str, target: &'a Value, form: DefinitionForm) -> String {
         if let Some(name) = self.references.get(&(reference, form)) {
             return name.clone();
@@ -225,13 +230,13 @@ impl<'a> Closer<'a> {
         name
     }
 
-    /// What a reference within the schema leads to; `None` for others.
+    /// The target of a reference within the schema; `None` for other references.
     fn resolve(&self, reference: &str) -> Option<&'a Value> {
         let pointer = reference.strip_prefix('#')?;
         if pointer.contains('%') { None } else { self.root.pointer(pointer) }
     }
 
-    /// The names in `schemas` and in all their parts.
+    /// The property names in `schemas` and in all their parts.
     fn names(&mut self, mut schemas: Vec<&'a Value>) -> Result<PropertyNames, String> {
         let mut names = PropertyNames::default();
         let mut seen = BTreeSet::new();
@@ -257,7 +262,8 @@ impl<'a> Closer<'a> {
         Ok(names)
     }
 
-    /// Closes an object, where it does not say itself what else it may hold. It may hold `also`.
+    /// Closes an object that does not decide on additional properties itself. It may also have the properties of
+    /// `also`.
     fn seal(&mut self, mut object: Map<String, Value>, also: &PropertyNames) -> Result<Value, String> {
         let bare = self.strict && type_says_object(&object);
         let names = names_properties(&object) || !also.is_empty() || bare;
@@ -285,17 +291,17 @@ impl<'a> Closer<'a> {
     }
 }
 
-/// Whether a schema says itself what else its object may hold.
+/// Whether a schema itself decides on additional properties.
 fn decides_additional(object: &Map<String, Value>) -> bool {
     object.contains_key("additionalProperties") || object.contains_key("unevaluatedProperties")
 }
 
-/// Whether a schema itself speaks of properties.
+/// Whether a schema itself mentions properties.
 fn names_properties(object: &Map<String, Value>) -> bool {
     ["properties", "patternProperties", "required"].iter().any(|keyword| object.contains_key(*keyword))
 }
 
-/// The names of properties in a schema itself.
+/// The property names that a schema itself mentions.
 fn local_names(object: &Map<String, Value>) -> PropertyNames {
     let keys = |keyword: &str| object.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let required = object.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
@@ -329,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_closed_wherever_they_are() {
+    fn objects_are_closed_at_any_depth() {
         let name = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let closed_name =
             json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": false});
@@ -348,7 +354,7 @@ mod tests {
         ] {
             assert_eq!(close(&place(&name), false).unwrap(), place(&closed_name));
         }
-        // Others are as they were.
+        // Other schemas are unchanged.
         for schema in [
             json!(true),
             json!({}),
@@ -362,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_names_nothing_is_closed_where_that_is_strict() {
+    fn objects_without_named_properties_are_closed_if_strict() {
         for schema in [json!({"type": "object"}), json!({"type": ["object", "null"]})] {
             assert_eq!(close(&schema, false).unwrap(), schema);
             assert_eq!(close(&schema, true).unwrap()["additionalProperties"], false);
@@ -387,7 +393,7 @@ mod tests {
         assert_eq!(leaf, &json!({"$ref": "#/$defs/closed-2", "description": "a leaf"}));
         assert_eq!(closed["$defs"]["closed-2"], json!({"properties": {"x": {}}, "additionalProperties": false}));
         assert_eq!(closed["$defs"]["closed-0"], 1);
-        // The root itself, and what is nowhere.
+        // A reference to the root, and one that cannot be resolved.
         let closed = close(&json!({"properties": {"a": {"$ref": "#"}, "b": {"$ref": "other.json"}}}), false).unwrap();
         assert_eq!(closed["properties"], json!({"a": {"$ref": "#/$defs/closed-0"}, "b": {"$ref": "other.json"}}));
         assert_eq!(closed["$defs"]["closed-0"]["additionalProperties"], false);
@@ -415,30 +421,30 @@ mod tests {
             {"required": ["y"], "properties": {"kind": true, "y": true}, "additionalProperties": false}])
         );
 
-        // Where a part says what else there may be, that holds.
+        // If a part decides on additional properties, that decision stands.
         let schema =
             json!({"allOf": [{"properties": {"a": {}}, "additionalProperties": true}, {"properties": {"b": {}}}]});
         assert_eq!(close(&schema, true).unwrap(), schema);
     }
 
-    /// Small schemas whose references make them huge, or go round and round.
+    /// Small schemas whose references make them huge or circular.
     #[test]
-    fn closing_ends() {
+    fn closing_terminates() {
         let chain = |n: usize, link: &dyn Fn(usize) -> Value| {
             let definitions: Map<String, Value> = (0..n).map(|i| (format!("D{i}"), link(i))).collect();
             json!({"$ref": "#/$defs/D0", "$defs": definitions})
         };
         let to = |i: usize| format!("#/$defs/D{i}");
-        // Each names what all that follow do, and each is used by itself.
+        // Each definition names the properties of all that follow, and each is used on its own.
         let mut nested = chain(5000, &|i| json!({"allOf": [{"$ref": to(i + 1)}], "properties": {format!("p{i}"): {}}}));
         let uses: Map<String, Value> = (0..5000).map(|i| (i.to_string(), json!({"$ref": to(i)}))).collect();
         nested["properties"] = Value::Object(uses);
         assert!(close(&nested, false).is_err_and(|why| why.contains("entangled")));
-        // Each doubles the next.
+        // Each definition refers to the next one twice.
         let doubled =
             chain(60, &|i| json!({"allOf": [{"$ref": to(i + 1)}, {"$ref": to(i + 1)}], "properties": {"a": {}}}));
         assert!(close(&doubled, false).is_ok());
-        // A long way, without recursion.
+        // A long chain without recursion.
         let long = chain(20_000, &|i| json!({"properties": {"next": {"$ref": to(i + 1)}}}));
         assert!(close(&long, false).is_ok());
         for circle in [
