@@ -1,4 +1,4 @@
-//! Methods that are named without being called.
+//! [`BoundMethod`]: a method that a template names without calling it, such as `{{ text.upper }}`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use minijinja::{Error, State, Value};
 use crate::builtins::priced_method;
 use crate::measured::Size;
 
-/// A method of a value. It counts for as much as a list that holds the value.
+/// A method with its receiver. Its size is that of a list with the receiver as its only item.
 #[derive(Debug)]
 pub(crate) struct BoundMethod {
     receiver: Value,
@@ -17,7 +17,7 @@ pub(crate) struct BoundMethod {
     size: Size,
 }
 
-/// The method `name` of a text, or of a measured list or dictionary.
+/// The method `name` of a string, or of a measured list or dictionary.
 pub(crate) fn bound_method(receiver: &Value, name: &str) -> Result<Value, Error> {
     let size = Size::around([receiver].into_iter())?;
     Ok(Value::from_object(BoundMethod { receiver: receiver.clone(), name: name.to_owned(), size }))

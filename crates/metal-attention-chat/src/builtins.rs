@@ -1,4 +1,5 @@
-//! minijinja's filters, tests, functions and methods, each with its price.
+//! Registers the built-in filters, tests, functions and methods of the template language. Each is charged its price
+//! (`prices.rs`) to the meter before it runs, and its result is measured (`measured.rs`).
 
 use minijinja::value::{DynObject, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
@@ -13,7 +14,7 @@ use crate::prices::{self, CallArgs, Price};
 use crate::python_methods;
 use crate::python_str::ExactNumber;
 
-/// Adds all of them but methods.
+/// Adds the built-in filters, tests and functions to `env`.
 pub(crate) fn add_builtins(env: &mut Environment<'_>) {
     for (names, price, filter) in all_filters() {
         for &name in names {
@@ -32,9 +33,10 @@ pub(crate) fn add_builtins(env: &mut Environment<'_>) {
     env.add_function("cycler", priced(prices::text, Value::from_function(counters::cycler)));
 }
 
+/// A built-in: its names, its price and its function.
 type Builtin = (&'static [&'static str], Price, Value);
 
-/// The built-in filters, but for `tojson` and what shows the engine's insides.
+/// The built-in filters, except `tojson` (see `environment.rs`) and those that expose the engine's internals.
 fn all_filters() -> Vec<Builtin> {
     let f = |names: &'static [&'static str], price: Price, filter: Value| (names, price, filter);
     vec![
@@ -127,13 +129,13 @@ fn all_tests() -> Vec<Builtin> {
         t(&["true"], prices::free, Value::from_function(tests::is_true)),
         t(&["undefined"], prices::free, Value::from_function(tests::is_undefined)),
         t(&["upper"], prices::text, Value::from_function(tests::is_upper)),
-        // As Jinja2 has them: whatever has a length and items is a sequence, texts too.
+        // As in Jinja2, everything with a length and items is a sequence, strings included.
         t(&["sequence"], prices::free, Value::from_function(is_sequence)),
         t(&["iterable"], prices::free, Value::from_function(is_iterable)),
     ]
 }
 
-/// As in Python, where what is not there has no items.
+/// The length of a value. As in Jinja2, an undefined value has length 0.
 fn length(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() { Ok(0.into()) } else { filters::length(value).map(Value::from) }
 }
@@ -142,13 +144,13 @@ fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
 }
 
-/// Functions, macros and methods; undefined values, too, which fail only when they are called.
+/// Whether a value is a function, macro or method. Undefined values are callable, too, as in Jinja2; the call fails.
 fn is_callable(value: &Value) -> bool {
     let is_function = |object: &DynObject| object.repr() == ObjectRepr::Plain && !object.is::<ExactNumber>();
     value.is_undefined() || value.as_object().is_some_and(is_function)
 }
 
-/// `true` and `false` are numbers in Python.
+/// Whether a value is a number. In Python `true` and `false` are numbers.
 fn is_number(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || value.downcast_object_ref::<ExactNumber>().is_some()
 }
@@ -158,7 +160,7 @@ fn is_integer(value: &Value) -> bool {
     exact.map_or_else(|| value.is_integer() && value.kind() == ValueKind::Number, ExactNumber::is_integer)
 }
 
-/// minijinja's own panics for zero, by which nothing is divisible.
+/// Replaces minijinja's test, which panics on zero. Nothing is divisible by zero.
 fn is_divisible_by(value: &Value, other: &Value) -> bool {
     if let (Ok(value), Ok(other)) = (i128::try_from(value.clone()), i128::try_from(other.clone())) {
         return other != 0 && value.wrapping_rem(other) == 0;
@@ -166,12 +168,12 @@ fn is_divisible_by(value: &Value, other: &Value) -> bool {
     matches!((f64::try_from(value.clone()), f64::try_from(other.clone())), (Ok(a), Ok(b)) if a % b == 0.0)
 }
 
-/// As in Python, where nothing is in `None` because it cannot be asked.
+/// Whether a value can be iterated over. As in Python, `None` cannot.
 fn is_iterable(value: &Value) -> bool {
     value.kind() == ValueKind::String || (!value.is_none() && value.try_iter().is_ok())
 }
 
-/// A function that is charged for before it runs, and gives what other values may hold.
+/// Wraps a function so that it is charged before it runs, and its arguments and result are measured.
 fn priced(
     price: Price,
     function: Value,
@@ -182,18 +184,18 @@ fn priced(
     }
 }
 
-/// Arguments whose parts are measured.
+/// The arguments with their values measured.
 fn measure_all(args: Vec<Value>) -> Result<Vec<Value>, Error> {
     args.into_iter().map(|arg| if arg.is_kwargs() { Ok(arg) } else { measure(arg) }).collect()
 }
 
-/// What `function` gives, if its price can be paid.
+/// Charges the price, runs `function` and measures its result.
 fn run(price: Price, args: &[Value], function: impl FnOnce(&[Value]) -> Result<Value, Error>) -> Result<Value, Error> {
     charge(price(&CallArgs(args))?)?;
     measure(function(args)?)
 }
 
-/// A method of Python's texts, lists and dictionaries.
+/// Calls a method of a string, list or dictionary, after charging for it. `method` has Python's name.
 pub(crate) fn priced_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let price: Price = match (value.kind(), method) {
         (ValueKind::String, "startswith" | "endswith") if args.len() == 1 => prices::ends,
@@ -209,7 +211,7 @@ pub(crate) fn priced_method(value: &Value, method: &str, args: &[Value]) -> Resu
         (ValueKind::String, _) => prices::changed_text,
         (ValueKind::Map, "get") => prices::key,
         (ValueKind::Map, _) => prices::items,
-        // Of lists there are `count` and `index`.
+        // Lists have the methods `count` and `index`.
         (_, _) => prices::contained_in,
     };
     let mut all = vec![value.clone()];
@@ -218,7 +220,7 @@ pub(crate) fn priced_method(value: &Value, method: &str, args: &[Value]) -> Resu
     run(price, &all, |all| python_methods::call(&all[0], method, &all[1..]))
 }
 
-/// `value.name`: as in Python, a method comes before an item of the same name.
+/// The attribute `name` of a value. As in Python, a method takes precedence over an item of the same name.
 pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     if python_methods::has_method(value, name) {
         return bound_method(value, name);
@@ -226,7 +228,7 @@ pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     value.get_attr(name)
 }
 
-/// A filter of its arguments alone.
+/// A filter that depends on its arguments only.
 fn stateless(filter: fn(&[Value]) -> Result<Value, Error>) -> Value {
     Value::from_function(move |args: Rest<ValueOrKwargs>| filter(&args.into_values()))
 }
@@ -249,7 +251,7 @@ fn range(lower: i64, upper: Option<i64>, step: Option<i64>) -> Result<Value, Err
     crate::measured::list((0..n as i64).map(|i| Value::from(start + i * step)).collect())
 }
 
-/// A namespace, whose attributes are as other values may hold them.
+/// Jinja's `namespace()`, with measured attributes.
 fn namespace(state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = measure_all(args.into_values())?;
     let attributes = measure(jinja_filters::dictionary(&args)?)?;

@@ -1,4 +1,5 @@
-//! The filters of Jinja2 that minijinja lacks or has otherwise.
+//! The Jinja2 filters that minijinja lacks or implements differently. Each takes its arguments as a slice: the value
+//! that it is applied to, then the others.
 
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value, filters};
@@ -10,12 +11,12 @@ use crate::python_str::{repr, text};
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// The value that a filter is for, and the other arguments.
+/// The value that the filter is applied to, and the other arguments.
 fn subject(args: &[Value]) -> Result<(&Value, &[Value])> {
     args.split_first().ok_or_else(|| Error::new(ErrorKind::MissingArgument, "a filter needs a value"))
 }
 
-/// As `str()`, which no undefined value refuses.
+/// The same with the value as Python's `str(value)`. An undefined value is the empty string.
 fn subject_text(args: &[Value]) -> Result<(String, &[Value])> {
     let (value, others) = subject(args)?;
     Ok((text(value), others))
@@ -78,7 +79,7 @@ pub(crate) fn unique(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     filters::unique(state, value.clone(), named.collect::<Kwargs>())
 }
 
-/// The first or the last item; undefined where there is none.
+/// The first or the last item, or character; undefined if there is none.
 pub(crate) fn at_end(args: &[Value], last: bool) -> Result<Value> {
     let (value, others) = subject(args)?;
     bind_arguments(if last { "last" } else { "first" }, others, []).map(drop)?;
@@ -126,7 +127,7 @@ pub(crate) fn join(args: &[Value]) -> Result<Value> {
     Ok(out.into())
 }
 
-/// The attribute `a.b.0` of a value, or the item of a number.
+/// The value at the path `a.b.0`, or the item with a number as index.
 fn at_path(mut value: Value, path: &Value) -> Result<Value> {
     let Some(path) = path.as_str() else { return value.get_item(path) };
     for part in path.split('.') {
@@ -183,23 +184,23 @@ fn undefined() -> Error {
     Error::new(ErrorKind::UndefinedError, "an undefined value is no number")
 }
 
-/// An integer as the engine prefers it.
+/// An integer value, of 64 bits if it fits.
 fn narrow(number: i128) -> Value {
     i64::try_from(number).map_or_else(|_| number.into(), Value::from)
 }
 
-/// A number as a float.
+/// A numeric value as a float.
 fn number(value: &Value) -> Result<f64> {
     f64::try_from(value.clone()).or_else(|_| i128::try_from(value.clone()).map(|number| number as f64))
 }
 
-/// Digits without the underscores that may stand between them.
+/// Digits without the underscores between them; `None` if underscores are misplaced.
 fn without_underscores(digits: &str) -> Option<String> {
     let misplaced = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!misplaced).then(|| digits.replace('_', ""))
 }
 
-/// Python's `int(text, base)`.
+/// Python's `int(text, base)`; `None` if the text is not such an integer.
 fn integer_of_text(text: &str, base: i64) -> Option<i128> {
     let text = stripped(text, None, true, true);
     let (negative, digits) = match text.strip_prefix('-') {
@@ -227,7 +228,7 @@ fn integer_of_text(text: &str, base: i64) -> Option<i128> {
     Some(if negative { -number } else { number })
 }
 
-/// Python's `float(text)`.
+/// Python's `float(text)`; `None` if the text is not a number.
 fn float_of_text(text: &str) -> Option<f64> {
     without_underscores(stripped(text, None, true, true))?.parse().ok()
 }
@@ -259,7 +260,7 @@ pub(crate) fn round(args: &[Value]) -> Result<Value> {
         "common" => {
             let number = f64::try_from(value.clone())?;
             Ok(match usize::try_from(precision) {
-                // The digits are those of the exact value.
+                // Formatting rounds the exact decimal expansion, as Python does.
                 Ok(digits) => format!("{number:.digits$}").parse().unwrap_or(number),
                 Err(_) => (number * scale).round_ties_even() / scale,
             }
@@ -329,7 +330,7 @@ pub(crate) fn word_count(args: &[Value]) -> Result<Value> {
     Ok(words.count().into())
 }
 
-/// Lines of at most `width` characters, broken at blanks and after hyphens.
+/// The filter `wordwrap`: lines of at most `width` characters, broken at blanks and after hyphens.
 pub(crate) fn word_wrap(args: &[Value]) -> Result<Value> {
     let (text, others) = subject_text(args)?;
     let names = ["width", "break_long_words", "wrapstring", "break_on_hyphens"];
@@ -375,7 +376,7 @@ fn wrapped_line(line: &str, width: usize, break_long_words: bool, break_on_hyphe
             chunk = tail;
             length = chunk.chars().count();
         }
-        // Blanks do not begin a line, but for the first.
+        // A line does not begin with blanks, except the first one.
         if n == 0 && begun && chunk.trim().is_empty() {
             continue;
         }
@@ -387,7 +388,7 @@ fn wrapped_line(line: &str, width: usize, break_long_words: bool, break_on_hyphe
     out
 }
 
-/// Runs of blanks, and words, which end after a hyphen between letters.
+/// The line split into runs of white space and words. A word ends after a hyphen between letters.
 fn chunks(line: &str, break_on_hyphens: bool) -> Vec<&str> {
     let mut chunks = Vec::new();
     let mut start = 0;
@@ -425,7 +426,7 @@ pub(crate) fn strip_tags(args: &[Value]) -> Result<Value> {
     Ok(unescaped(&words.join(" ")).into())
 }
 
-/// A text without the entities that `escape` writes.
+/// A text with the HTML entities that `escape` writes decoded.
 fn unescaped(text: &str) -> String {
     let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#34;", "\""), ("&#39;", "'"), ("&amp;", "&")];
     entities.into_iter().fold(text.to_owned(), |text, (entity, c)| text.replace(entity, c))
@@ -447,7 +448,7 @@ pub(crate) fn url_encode(args: &[Value]) -> Result<Value> {
     Ok(parts.join("&").into())
 }
 
-/// A text for an address, or for its query.
+/// A percent-encoded text, for a URL path or for a query string.
 fn quoted(text: &str, in_query: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -464,7 +465,7 @@ fn quoted(text: &str, in_query: bool) -> String {
     out
 }
 
-/// A text for HTML, escaped even where it is so already.
+/// The filter `escape`: HTML-escapes a text, unless it is marked as safe.
 pub(crate) fn escape(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
     bind_arguments("escape", others, []).map(drop)?;
@@ -504,7 +505,7 @@ pub(crate) fn xml_attributes(args: &[Value]) -> Result<Value> {
     Ok(format!("{space}{}", parts.join(" ")).into())
 }
 
-/// Python's `pprint.pformat`: one line where that is short enough.
+/// The filter `pprint`, like Python's `pprint.pformat`: one line if it is short enough.
 pub(crate) fn pretty(args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
     bind_arguments("pprint", others, []).map(drop)?;
@@ -521,7 +522,7 @@ pub(crate) fn format(args: &[Value]) -> Result<Value> {
     printf(&value, &values).map(Value::from)
 }
 
-/// The pairs of named arguments.
+/// The names and values of named arguments.
 fn items_of(named: &Value) -> Vec<(Value, Value)> {
     let names = named.try_iter().into_iter().flatten();
     names.map(|name| (name.clone(), named.get_item(&name).unwrap_or_default())).collect()
@@ -539,7 +540,7 @@ pub(crate) fn replace(args: &[Value]) -> Result<Value> {
     python_methods::call(&source.into(), "replace", &args)
 }
 
-/// Python's `dict()`: the pairs of a dictionary or of a list, and the named arguments.
+/// Python's `dict()`: the pairs of a dictionary or of a list of pairs, and the named arguments.
 pub(crate) fn dictionary(args: &[Value]) -> Result<Value> {
     let (named, positional) = match args.split_last() {
         Some((last, others)) if last.is_kwargs() => (Some(last), others),
@@ -566,7 +567,7 @@ pub(crate) fn dictionary(args: &[Value]) -> Result<Value> {
     Ok(Value::from_pairs(pairs))
 }
 
-/// Jinja2's `groupby`, as pairs of a value and the items that have it.
+/// The filter `groupby`: pairs of a value of the attribute and the list of items that have it.
 pub(crate) fn group_by(state: &State<'_, '_>, args: &[Value]) -> Result<Value> {
     let (value, others) = subject(args)?;
     let [attribute, default, case_sensitive] =

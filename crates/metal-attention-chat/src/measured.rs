@@ -1,9 +1,10 @@
-//! Lists and dictionaries that know how large and how deep they are.
+//! Lists and dictionaries of templates that record their size and depth.
 //!
-//! Values share their parts: sixty lists that each hold the one before twice are small in memory and endless to print. So
-//! each list, tuple and dictionary of a rendering is a [`MeasuredValue`]: whoever prints, compares or walks one knows what that
-//! costs before. What else has parts (lazy sequences, namespaces, loops) becomes one when it is put into another value, so
-//! no value holds itself, and none is deeper than [`MAX_DEPTH`].
+//! Values share their parts: sixty nested lists, each with the previous one twice, take little memory but are endless
+//! when printed. So each list, tuple and dictionary of a rendering is a [`MeasuredValue`]. Its size is known without
+//! traversing it, and operations on it can be charged beforehand. Other values with parts (lazy sequences, namespaces,
+//! loops) are converted to measured ones when they are put into another value. So no value contains itself, and none
+//! is deeper than [`MAX_DEPTH`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,28 +19,28 @@ use crate::exact_json;
 use crate::meter::charge;
 use crate::python_str::{ExactNumber, repr};
 
-/// Lists in lists. JSON of a request has at most 128, and the messages around it some.
+/// The maximum nesting of lists and dictionaries. The JSON of a request has at most 128 levels; messages add a few.
 const MAX_DEPTH: u32 = 256;
-/// What a value counts for besides its text.
+/// The weight of a value in bytes, in addition to its text.
 pub(crate) const NODE: u64 = 32;
-/// What a number with hundreds of digits counts for, which take long to find.
+/// The weight of a float with hundreds of digits, which is slow to print.
 const LONG_NUMBER: u64 = 512;
-/// What a pair of a dictionary counts for besides its key and its value.
+/// The weight of a dictionary entry in bytes, in addition to its key and value.
 const PAIR: u64 = 64;
-/// The most that a byte of a text or of a [`NODE`] becomes when it is printed within a list, or as JSON.
+/// The maximum factor by which a byte of weight grows when it is printed in a list or as JSON.
 const PRINTED: u64 = 8;
 
-/// How much there is of a value.
+/// The size of a value.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Size {
-    /// In bytes, as often as a part is there.
+    /// The weight in bytes. A shared part counts each time it occurs.
     pub weight: u64,
-    /// Lists in lists.
+    /// The nesting depth.
     pub depth: u32,
 }
 
 impl Size {
-    /// The size of what holds `parts`.
+    /// The size of a container of `parts`; an error if it would be too deep.
     pub fn around<'v>(parts: impl Iterator<Item = &'v Value>) -> Result<Self, Error> {
         let mut size = Self { weight: NODE, depth: 0 };
         for part in parts {
@@ -72,13 +73,13 @@ impl Size {
         }
         match value.as_object().map(DynObject::repr) {
             None | Some(ObjectRepr::Plain) => Ok(Self { weight: NODE, depth: 0 }),
-            // What this makes is a `MeasuredValue`.
+            // `measure` returns a `MeasuredValue`, so this recursion ends.
             Some(_) => Self::of(&measure(value.clone())?),
         }
     }
 }
 
-/// A list, tuple or dictionary with its size.
+/// A list, tuple or dictionary with its length and size.
 struct MeasuredValue {
     inner: DynObject,
     len: usize,
@@ -126,7 +127,8 @@ impl Object for MeasuredValue {
     }
 }
 
-/// `value` as other values may hold it: what has parts is a list, tuple or dictionary of them, as they are now.
+/// Converts a value so that it can be put into other values: containers become measured lists, tuples and
+/// dictionaries, with a copy of their current items.
 pub(crate) fn measure(value: Value) -> Result<Value, Error> {
     measure_nested(value, 0)
 }
@@ -158,28 +160,29 @@ fn measure_nested(value: Value, level: u32) -> Result<Value, Error> {
             }
             dictionary(pairs)
         }
-        // minijinja has no others.
+        // minijinja has no other kinds; the type is non-exhaustive.
         _ => Err(Error::new(ErrorKind::InvalidOperation, "a value of an unknown kind")),
     }
 }
 
-/// A list of what [`measure`] gave.
+/// A measured list. The items must come from [`measure`].
 pub(crate) fn list(items: Vec<Value>) -> Result<Value, Error> {
     let (len, size) = (items.len(), Size::around(items.iter())?);
     Ok(MeasuredValue::value(&Value::from(items), len, size))
 }
 
-/// A tuple of what [`measure`] gave.
+/// A measured tuple. The items must come from [`measure`].
 pub(crate) fn tuple(items: Vec<Value>) -> Result<Value, Error> {
     let (len, size) = (items.len(), Size::around(items.iter())?);
     Ok(MeasuredValue::value(&Tuple::from(items).into(), len, size))
 }
 
+/// A measured dictionary. Keys and values must come from [`measure`].
 fn dictionary(pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
     let size = Size::around(pairs.iter().flat_map(|(key, value)| [key, value]))?;
     let size = Size { weight: size.weight.saturating_add(PAIR * pairs.len() as u64), ..size };
     let inner = Value::from_pairs(pairs);
-    // A key that came twice is there once.
+    // Duplicate keys are stored once.
     let len = inner.len().unwrap_or_default();
     Ok(MeasuredValue::value(&inner, len, size))
 }
@@ -195,25 +198,25 @@ pub(crate) fn is_tuple(value: &Value) -> bool {
     value.is_tuple() || inner.is_some_and(|inner| inner.downcast_ref::<Tuple>().is_some())
 }
 
-/// Whether a value is a namespace, or another that can still change.
+/// Whether a value can still change: a namespace, loop or lazy sequence.
 pub(crate) fn is_mutable(value: &Value) -> bool {
     let is_mutable = |object: &DynObject| object.repr() != ObjectRepr::Plain && !object.is::<MeasuredValue>();
     value.as_object().is_some_and(is_mutable)
 }
 
-/// The items of a list, or the characters of a text: how many there are at most.
+/// An upper bound of the number of items of a container or characters of a string.
 pub(crate) fn len(value: &Value) -> Result<u64, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.len() as u64);
     }
     match value.downcast_object_ref::<MeasuredValue>() {
         Some(measured) => Ok(measured.len as u64),
-        // At least as many as there are.
+        // The weight is at least NODE per item.
         None => Ok(Size::of(value)?.weight / NODE),
     }
 }
 
-/// The bytes of a value as text, at most.
+/// An upper bound of the length in bytes of a printed value.
 pub(crate) fn printed(value: &Value) -> Result<u64, Error> {
     match value.as_str() {
         Some(text) => Ok(text.len() as u64),
@@ -221,7 +224,7 @@ pub(crate) fn printed(value: &Value) -> Result<u64, Error> {
     }
 }
 
-/// Variables for a rendering, and their weight.
+/// The variables of a rendering as one value, and their total weight.
 pub(crate) fn variables(map: &Map<String, Json>) -> Result<(Value, u64), Error> {
     let mut weight = 0u64;
     let mut pairs = Vec::with_capacity(map.len());
@@ -233,7 +236,7 @@ pub(crate) fn variables(map: &Map<String, Json>) -> Result<(Value, u64), Error> 
     Ok((Value::from_pairs(pairs), weight))
 }
 
-/// A value of JSON that was read by [`exact_json`].
+/// The template value of JSON that [`exact_json`] parsed.
 pub(crate) fn from_json(value: &Json) -> Result<Value, Error> {
     match value {
         Json::Array(items) => list(items.iter().map(from_json).collect::<Result<_, _>>()?),

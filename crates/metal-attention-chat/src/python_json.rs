@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it, which is what models were trained on.
+//! JSON in the format of Python's `json.dumps`, which models were trained on.
 
 use std::fmt::Write;
 
@@ -7,30 +7,30 @@ use minijinja::{Error, ErrorKind, Value};
 
 use crate::python_str::{ExactNumber, float};
 
-/// How to write.
+/// The options of `json.dumps`.
 #[derive(Debug, Clone)]
 pub(crate) struct JsonFormat {
-    /// One level of indentation; `None`: all in one line.
+    /// The indentation of one level; `None` for a single line.
     pub indent: Option<String>,
-    /// What stands between items.
+    /// The separator between items.
     pub item_separator: String,
-    /// What stands between a key and its value.
+    /// The separator between a key and its value.
     pub key_separator: String,
-    /// Write other characters than ASCII as `\uXXXX`.
+    /// Whether characters outside ASCII are written as `\uXXXX`.
     pub ensure_ascii: bool,
-    /// Order keys by name.
+    /// Whether keys are sorted by name.
     pub sort_keys: bool,
 }
 
 impl JsonFormat {
-    /// The format with Python's default separators.
+    /// The defaults of Python.
     pub fn new(indent: Option<String>) -> Self {
         let item_separator = if indent.is_some() { "," } else { ", " }.into();
         Self { indent, item_separator, key_separator: ": ".into(), ensure_ascii: false, sort_keys: false }
     }
 }
 
-/// `value` as text. What JSON has no form for is an error: undefined values, functions, and lists as keys.
+/// `value` as JSON. An error for values without a JSON form: undefined values, functions, and lists as keys.
 pub(crate) fn dumps(value: &Value, format: &JsonFormat) -> Result<String, Error> {
     let mut out = String::new();
     write_value(&mut out, value, format, 0)?;
@@ -67,12 +67,12 @@ fn write_value(out: &mut String, value: &Value, format: &JsonFormat, depth: usiz
     }
 }
 
-/// A key, which JSON writes as a text.
+/// The text of a dictionary key.
 fn key_text(key: &Value) -> Result<String, Error> {
     key.as_str().map_or_else(|| scalar(key), |text| Ok(text.to_owned()))
 }
 
-/// A value without parts.
+/// The JSON of a value that is neither a string nor a container.
 fn scalar(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::None => Ok("null".into()),
@@ -96,7 +96,7 @@ fn scalar(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Brackets around items.
+/// Writes a list or an object: brackets, separators and indentation around `items`.
 fn list<T>(
     out: &mut String,
     open: char,
@@ -126,7 +126,7 @@ fn list<T>(
 }
 
 fn string(out: &mut String, text: &str, format: &JsonFormat) {
-    // A text always has a JSON form.
+    // Serialising a string does not fail.
     let quoted = serde_json::to_string(text).unwrap_or_default();
     if !format.ensure_ascii {
         *out += &quoted;
@@ -137,7 +137,7 @@ fn string(out: &mut String, text: &str, format: &JsonFormat) {
             out.push(c);
         } else {
             for unit in c.encode_utf16(&mut [0; 2]) {
-                // Writing to a text cannot fail.
+                // Writing to a String does not fail.
                 let _ = write!(out, "\\u{unit:04x}");
             }
         }

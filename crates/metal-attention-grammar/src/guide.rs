@@ -340,9 +340,11 @@ mod tests {
             let mut mask = vec![0u32; tokenizer.n_vocab().div_ceil(32)];
             guide.allowed(&mut mask).unwrap();
             let allowed = || (0..tokenizer.n_vocab() as u32).filter(|&id| has(&mask, id));
-            let options = allowed().find(|&id| tokenizer.token_bytes(id) == [preferred.as_bytes()[generated.len()]]);
-            let id =
-                options.or_else(|| allowed().next()).unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&generated)));
+            let preferred_id =
+                allowed().find(|&id| tokenizer.token_bytes(id) == [preferred.as_bytes()[generated.len()]]);
+            let id = preferred_id
+                .or_else(|| allowed().next())
+                .unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&generated)));
             guide.accept(id).unwrap();
             generated.extend_from_slice(tokenizer.token_bytes(id));
         }
@@ -377,7 +379,8 @@ mod tests {
 
     #[test]
     fn thoughts_end_with_their_budget() {
-        let budget = |name: &str, preferred: &str, n: usize| generated(name, preferred, |_, options| options.budget = Some(n));
+        let budget =
+            |name: &str, preferred: &str, n: usize| generated(name, preferred, |_, options| options.budget = Some(n));
         let preferred = "<think>abcdefghijklmnopqrstuvwxyz";
         assert_eq!(budget("qwen3", preferred, 4), "<think>abcd</think>mnopqrstuvwxyz");
         assert_eq!(budget("qwen3.5", "abcdefghijklmnop", 0), "</think>ijklmnop");
