@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_refused() {
+    fn invalid_json_is_refused() {
         for text in ["{\"a\": 01}", "{\"a\": 1-2}", "[1", "\"\\", "-", "99999999999999999999x"] {
             assert!(from_str(text).is_err(), "{text}");
         }

@@ -16,7 +16,7 @@ fn subject(args: &[Value]) -> Result<(&Value, &[Value])> {
     args.split_first().ok_or_else(|| Error::new(ErrorKind::MissingArgument, "a filter needs a value"))
 }
 
-/// The same with the value as Python's `str(value)`. An undefined value is the empty string.
+/// Like `subject`, with the value as Python's `str(value)`. An undefined value is the empty string.
 fn subject_text(args: &[Value]) -> Result<(String, &[Value])> {
     let (value, others) = subject(args)?;
     Ok((text(value), others))
@@ -308,13 +308,13 @@ pub(crate) fn truncate(args: &[Value]) -> Result<Value> {
     };
     let (length, leeway) = (count(length.as_ref(), 255)?, count(leeway.as_ref(), 5)?);
     let end = end.as_ref().map_or(Ok("..."), |end| required_text("truncate", Some(end)))?;
-    let room = length
+    let n_kept = length
         .checked_sub(end.chars().count())
         .ok_or_else(|| invalid("truncate needs a length for at least the text at the end"))?;
     if text.chars().count() <= length.saturating_add(leeway) {
         return Ok(text.into());
     }
-    let mut kept: String = text.chars().take(room).collect();
+    let mut kept: String = text.chars().take(n_kept).collect();
     if !kill_words.is_some_and(|kill| kill.is_true())
         && let Some(last_word) = kept.rfind(' ')
     {
@@ -369,8 +369,8 @@ fn wrapped_line(line: &str, width: usize, break_long_words: bool, break_on_hyphe
             finish(&mut current, &mut n);
         }
         while break_long_words && n + length > width {
-            let room = chunk.char_indices().nth(width - n).map_or(chunk.len(), |(at, _)| at);
-            let (head, tail) = chunk.split_at(room);
+            let split_at = chunk.char_indices().nth(width - n).map_or(chunk.len(), |(at, _)| at);
+            let (head, tail) = chunk.split_at(split_at);
             current += head;
             finish(&mut current, &mut n);
             chunk = tail;

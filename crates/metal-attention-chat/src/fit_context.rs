@@ -73,15 +73,15 @@ pub struct FittedPrompt<'m, P> {
 /// Returns the error of `render`, if any.
 pub fn fit_context<'m, P, E>(
     messages: &'m [Message],
-    room: ContextBudget,
+    budget: ContextBudget,
     tokenizer: &Tokenizer,
     mut render: impl FnMut(&[Message]) -> Result<(P, usize), E>,
 ) -> Result<FittedPrompt<'m, P>, E> {
     let (mut prompt, n_whole) = render(messages)?;
     let (mut kept, mut n_tokens) = (Cow::Borrowed(messages), n_whole);
     let mut turns = OldTurns::new(messages, tokenizer);
-    let mut goal = room.n_to_drop(n_whole);
-    while n_tokens > room.prompt() && turns.drop_oldest() {
+    let mut goal = budget.n_to_drop(n_whole);
+    while n_tokens > budget.prompt() && turns.drop_oldest() {
         while turns.n_tokens < goal && turns.drop_oldest() {}
         kept = Cow::Owned(turns.kept());
         (prompt, n_tokens) = render(&kept)?;

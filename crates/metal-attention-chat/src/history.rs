@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_made_plain() {
+    fn calls_get_complete_ids_and_plain_arguments() {
         let messages =
             [calls(&[("call_1", "{\"a\":"), ("", "[1]"), ("abcdefgh9", "{}")]), answer(None, "x"), answer(None, "y")];
         let plain = plain_calls(&completed(&messages));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_without_a_call_are_the_users() {
+    fn tool_results_without_a_call_become_user_messages() {
         let messages = [Message::user("a"), answer(None, "b"), Message::assistant("c")];
         assert_eq!(brief(&alternating(&messages)), ["user a\n\nThe function answers: b", "assistant c"]);
     }

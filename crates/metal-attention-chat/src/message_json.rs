@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_refused_by_name() {
+    fn fields_that_are_not_text_are_refused_by_name() {
         let refused = |content: Value| {
             let read = serde_json::from_value::<Message>(json!({"role": "user", "content": content}));
             read.unwrap_err().to_string()
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_an_object_where_they_can_be() {
+    fn arguments_become_an_object_if_possible() {
         let read = |arguments: Value| {
             let call: FunctionCall = serde_json::from_value(json!({"name": "f", "arguments": arguments})).unwrap();
             call.arguments
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_is_missing() {
+    fn null_counts_as_missing() {
         let sent = json!({"role": "assistant", "content": null, "name": null, "tool_call_id": null, "refusal": null,
             "audio": null, "function_call": null, "annotations": [], "reasoning": "Hm.", "reasoning_content": null,
             "tool_calls": [null, {"id": null, "type": null, "index": 0, "function": {"name": "f", "arguments": null}}]});

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_continued() {
+    fn reasoning_is_continued() {
         for name in ["qwen3", "qwen3.5", "deepseek-r1-distill", "gpt-oss"] {
             let template = template(name);
             let last = Message { reasoning_content: Some("Well, ".into()), ..Message::assistant("") };

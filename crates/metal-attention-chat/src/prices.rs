@@ -145,7 +145,7 @@ pub(crate) fn joined(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.items_printed(0)?.saturating_add(items(args)?))
 }
 
-/// The same for the method `join`, which is called on the separator.
+/// Like [`joined`] for the method `join`, which is called on the separator.
 pub(crate) fn joined_by(args: &CallArgs<'_>) -> Result<u64, Error> {
     Ok(args.len(1)?.saturating_mul(args.printed(0)?).saturating_add(args.items_printed(1)?))
 }

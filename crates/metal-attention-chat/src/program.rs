@@ -104,7 +104,7 @@ impl Program {
         on_large_stack(run)?
     }
 
-    /// The same on the current thread, with its meter.
+    /// Renders on the current thread, with its meter.
     fn run_here(&self, context: &Map<String, Json>) -> Result<String, Error> {
         let Code { instructions, blocks, .. } = self.compiled.borrow_dependent();
         let (root, bytes) = variables(context)?;

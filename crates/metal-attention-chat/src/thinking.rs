@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_switched_as_templates_know_it() {
+    fn reasoning_is_switched_by_the_templates_variable() {
         let set = |name: &str, thinking: &str| {
             let mut variables = Map::new();
             let is_read = template(name).set_thinking(thinking.parse().unwrap(), &mut variables);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_thoughts_begins_after_empty_ones() {
+    fn an_answer_without_reasoning_follows_an_empty_block() {
         // This template always begins reasoning.
         const BEGUN: &str = "{{ messages[0].content }}{% if '</think>' %}<think>\n{% endif %}";
         let messages = [Message::user("Hi")];

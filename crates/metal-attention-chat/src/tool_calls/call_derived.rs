@@ -1,4 +1,4 @@
-//! A call in a format that was derived from a chat template, read as it comes.
+//! [`CallDerived`]: reads a call in a notation that was derived from a chat template (`derived.rs`, `probe.rs`).
 
 use std::sync::Arc;
 
@@ -11,27 +11,28 @@ use super::held_back::held_back;
 use super::parser::MAX_HEADER;
 use super::signatures::{Signatures, ValueKinds};
 
-/// Around a text that is taken as it is.
+/// The marks around a text that is taken literally.
 const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
-/// Reads a call whose marks are data. Texts in tags and JSON arguments are handed out as they come.
+/// Reads a call whose marks are data. Strings in tags, and JSON arguments, are passed on character by character; other
+/// values when they are complete. The arguments are converted to a JSON object.
 #[derive(Debug)]
 pub(super) struct CallDerived {
     marks: &'static DerivedMarks,
     state: DerivedState,
-    /// What was read of the part that the state tells.
+    /// The text read in the current state.
     text: String,
     name: String,
     key: String,
-    /// What the flag of the value says: it is a text, or not.
+    /// Whether the flag before the value says that it is a string; `None` if the notation has no flags.
     is_text: Option<bool>,
-    /// The value is at its beginning.
+    /// Whether the value is at its first character.
     first: bool,
-    /// The value stands in [`CDATA`].
+    /// Whether the value is inside [`CDATA`].
     in_cdata: bool,
-    /// Bytes of the value so far.
+    /// The length in bytes of the value so far.
     n_written: usize,
-    /// A value that is no text, so far.
+    /// The text so far of a value that is not a string.
     value: String,
     n_values: usize,
     json: CallJson,
@@ -42,24 +43,24 @@ pub(super) struct CallDerived {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DerivedState {
-    /// Before what begins a call.
+    /// Before the mark that begins the call.
     Start,
-    /// In the name, with an id where there is one.
+    /// In the name, with the call's id if the notation has one.
     Header,
-    /// In a JSON object.
+    /// In the JSON object of the arguments.
     Json,
-    /// Before a parameter or the end.
+    /// Before a parameter or the end of the call.
     Gap,
     Key,
     Flag,
     Value,
-    /// After a JSON object.
+    /// After the JSON object of the arguments.
     End,
     Done,
     NoCall,
 }
 
-/// How far a text is a mark.
+/// The result of comparing a text with a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Match {
     No,
@@ -68,7 +69,7 @@ enum Match {
 }
 
 impl CallDerived {
-    /// A call; `begun`: what begins it was read.
+    /// A new call. `begun`: the mark that begins it has been read.
     pub fn new(marks: &'static DerivedMarks, begun: bool, signatures: Arc<Signatures>) -> Self {
         Self {
             marks,
@@ -97,7 +98,7 @@ impl CallDerived {
         std::mem::take(&mut self.parts)
     }
 
-    /// What was read after the end of the call, where something other than its mark ended it.
+    /// The text that was read although it follows the call, if the call ended without its end mark.
     pub fn unread(&self) -> &str {
         match self.state {
             DerivedState::Done => &self.text,
@@ -113,7 +114,7 @@ impl CallDerived {
         }
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> CallProgress {
         self.state = self.next(c);
         match self.state {
@@ -151,6 +152,7 @@ impl CallDerived {
         }
     }
 
+    /// Enters a state with an empty text.
     fn enter(&mut self, state: DerivedState) -> DerivedState {
         self.text.clear();
         state
@@ -187,7 +189,7 @@ impl CallDerived {
         if between.is_empty() { self.in_json(c) } else { DerivedState::Json }
     }
 
-    /// The function in what stands in its place.
+    /// The function's name in a header, which may also have an id.
     fn name_in<'h>(&self, header: &'h str) -> &'h str {
         match &self.marks.id {
             CallId::None => header,
@@ -251,7 +253,7 @@ impl CallDerived {
         } else if key == Match::Partial || end == Match::Partial {
             DerivedState::Gap
         } else if self.begun {
-            // Its own end is missing.
+            // The call's end mark is missing.
             self.end()
         } else {
             DerivedState::NoCall
@@ -298,7 +300,7 @@ impl CallDerived {
         DerivedState::Value
     }
 
-    /// Whether a line break at either end of a value is a part of the tags.
+    /// Whether a line break at either end of a value belongs to the tags.
     fn on_lines(&self) -> bool {
         self.tags().is_some_and(|tags| tags.after_value.starts_with('\n'))
     }
@@ -369,7 +371,7 @@ impl CallDerived {
         add_arguments(&mut self.parts, json);
     }
 
-    /// Tells the name, once it is certain that this is a call.
+    /// Adds the name to the parts, once it is certain that this is a call.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             self.parts.push(CallPart::Name(self.name.clone()));
@@ -415,7 +417,7 @@ impl CallDerived {
     }
 }
 
-/// Whether `text` is `mark`, or its beginning, where white space does not count.
+/// Compares `text` with `mark`, ignoring white space.
 fn matches(mark: &str, text: &str) -> Match {
     let mut mark = mark.chars().filter(|c| !c.is_whitespace());
     for c in text.chars().filter(|c| !c.is_whitespace()) {
@@ -426,7 +428,7 @@ fn matches(mark: &str, text: &str) -> Match {
     if mark.next().is_none() { Match::Whole } else { Match::Partial }
 }
 
-/// What stands before `mark` at the end of `text`, where white space does not count.
+/// The text before `mark`, if `text` ends with `mark`, ignoring white space.
 fn without_mark<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
     if text.ends_with(char::is_whitespace) {
         return None;
@@ -445,7 +447,7 @@ fn without_mark<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
     Some(rest)
 }
 
-/// Whether a mark is no more than what JSON has.
+/// Whether a mark consists only of characters that occur in any JSON, so that it does not identify a call.
 pub(super) fn is_blank_mark(mark: &str) -> bool {
     mark.chars().all(|c| c.is_whitespace() || c.is_ascii_alphanumeric() || "{}[]\":,_".contains(c))
 }

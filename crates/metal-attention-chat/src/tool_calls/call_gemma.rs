@@ -1,4 +1,4 @@
-//! A call as Gemma writes it, read as it comes: `call:name{key:<|"|>text<|"|>,other:[1,true,{a:null}]}`.
+//! [`CallGemma`]: reads a call in Gemma's notation: `call:name{key:<|"|>text<|"|>,other:[1,true,{a:null}]}`.
 
 use serde::de::IgnoredAny;
 use serde_json::json;
@@ -11,15 +11,15 @@ use super::syntax::GEMMA_QUOTE;
 
 const CALL: &str = "call:";
 
-/// Reads a call and writes its arguments as JSON.
+/// Reads a call and converts its arguments to JSON.
 #[derive(Debug)]
 pub(super) struct CallGemma {
     state: GemmaState,
-    /// What was read of the part that the state tells.
+    /// The text read in the current state.
     text: String,
-    /// What is open, the innermost last.
+    /// The open containers, the innermost last.
     open: Vec<Container>,
-    /// A comma comes before what is next, unless that is the end.
+    /// Whether a comma must be written before the next item.
     comma: bool,
     parts: Vec<CallPart>,
 }
@@ -34,9 +34,9 @@ enum Container {
 enum GemmaState {
     Name,
     Key,
-    /// A key or a scalar, bare or in quotes.
+    /// Before or in a key or a scalar, bare or in quotes.
     Value,
-    /// In a text between Gemma's quotes, which is handed out as it comes.
+    /// In a string between Gemma's quotes, which is passed on character by character.
     Text,
     /// After a value.
     Next,
@@ -44,16 +44,16 @@ enum GemmaState {
     NoCall,
 }
 
-/// Whether what was read is in quotes.
+/// Whether the text read so far is a quoted string.
 enum Quoted {
     No,
-    /// The end is still to come.
+    /// The closing quote has not been read yet.
     Unfinished,
     Text(String),
 }
 
 impl CallGemma {
-    /// A call that begins with `call:`.
+    /// A new call, which begins with `call:`.
     pub fn new() -> Self {
         Self { state: GemmaState::Name, text: String::new(), open: Vec::new(), comma: false, parts: Vec::new() }
     }
@@ -66,7 +66,7 @@ impl CallGemma {
         std::mem::take(&mut self.parts)
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> CallProgress {
         self.state = match self.state {
             GemmaState::Name => self.in_name(c),
@@ -124,7 +124,7 @@ impl CallGemma {
         match self.quoted() {
             Quoted::No => {}
             Quoted::Unfinished => return GemmaState::Key,
-            // The colon follows.
+            // The key is complete; a colon follows.
             Quoted::Text(key) => {
                 self.text = key;
                 return GemmaState::Key;
@@ -166,7 +166,7 @@ impl CallGemma {
             '[' if first => self.enter(Container::List),
             ',' | '}' | ']' => {
                 self.text.pop();
-                // Nothing stands in an empty list and after its last comma.
+                // An empty list, or a trailing comma.
                 if !(first && c == ']') {
                     let scalar = as_json(self.text.trim());
                     self.item(&scalar);
@@ -185,7 +185,7 @@ impl CallGemma {
     fn in_text(&mut self, c: char) -> GemmaState {
         self.text.push(c);
         if self.text.ends_with(GEMMA_QUOTE) {
-            // The quote is all that is held back.
+            // Only the quote was held back.
             self.text.clear();
             self.write("\"");
             return GemmaState::Next;
@@ -196,7 +196,7 @@ impl CallGemma {
         GemmaState::Text
     }
 
-    /// The text in quotes, where what was read is one.
+    /// Whether the text read so far is a quoted string, and its content.
     fn quoted(&self) -> Quoted {
         let text = &*self.text;
         if let Some(rest) = text.strip_prefix(GEMMA_QUOTE) {
@@ -205,7 +205,7 @@ impl CallGemma {
         if GEMMA_QUOTE.starts_with(text) {
             return Quoted::Unfinished;
         }
-        // As in JSON, which it is not taught to write.
+        // JSON's quotes, which some answers use although the model was not trained on them.
         let Some(rest) = text.strip_prefix('"') else { return Quoted::No };
         match rest.strip_suffix('"').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0) {
             Some(inside) => Quoted::Text(serde_json::from_str(text).unwrap_or_else(|_| inside.to_owned())),
@@ -243,7 +243,7 @@ impl CallGemma {
         if self.open.is_empty() { GemmaState::Done } else { GemmaState::Next }
     }
 
-    /// The call ends in the middle: closes what is open. A key or a word that is not complete is left out.
+    /// The answer ends within the call: closes all containers. An incomplete key or word is left out.
     pub fn cut_short(&mut self) {
         match self.state {
             GemmaState::Text => {
@@ -259,7 +259,7 @@ impl CallGemma {
                     Some(quoted) => self.item(&json!(quoted).to_string()),
                     None => match scalar(text) {
                         Some(json) => self.item(&json),
-                        // The value of a key is missing.
+                        // A key without a value.
                         None if self.open.last() == Some(&Container::Object) => self.item("null"),
                         None => {}
                     },
@@ -275,7 +275,7 @@ impl CallGemma {
         }
     }
 
-    /// A key, a scalar, or the beginning of an object or a list.
+    /// Writes a key, a scalar or an opening bracket, after a comma if one is due.
     fn item(&mut self, json: &str) {
         if std::mem::take(&mut self.comma) {
             self.write(", ");
@@ -288,7 +288,7 @@ impl CallGemma {
     }
 }
 
-/// A scalar as JSON: what is none is a text.
+/// A scalar as JSON. Any other word becomes a string.
 fn as_json(text: &str) -> String {
     match serde_json::from_str::<IgnoredAny>(text) {
         Ok(_) => text.to_owned(),

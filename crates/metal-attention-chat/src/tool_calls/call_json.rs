@@ -1,26 +1,26 @@
-//! A call as a JSON object, read as it comes.
+//! [`CallJson`]: reads a call that is a JSON object.
 
 use serde_json::Value;
 
 use super::call::{CallPart, CallProgress, add_arguments};
 use super::lenient_json::{JsonStep, LenientJson};
 
-/// Reads `{"name": ..., "arguments": {...}}`, whose keys may come in any order and have other names that models use. What
-/// is not quite JSON is mended ([`LenientJson`]).
+/// Reads `{"name": ..., "arguments": {...}}`. The keys may come in any order and have other names that models use.
+/// Invalid JSON is repaired ([`LenientJson`]). The arguments are passed on character by character.
 #[derive(Debug)]
 pub(super) struct CallJson {
     state: JsonCallState,
     key: String,
-    /// The key or value that is being read.
+    /// The reader of the current key or value.
     reader: LenientJson,
     name: Option<String>,
-    /// The name was told.
+    /// Whether the name was added to the parts.
     begun: bool,
     has_arguments: bool,
-    /// Arguments that came before the name.
+    /// Arguments that were read before the name.
     early: String,
     parts: Vec<CallPart>,
-    /// The object is the arguments of this function alone.
+    /// Whether the object is the arguments alone; the name is known then.
     is_arguments: bool,
     unread: String,
 }
@@ -28,7 +28,7 @@ pub(super) struct CallJson {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum JsonCallState {
     Start,
-    /// Before a key; `first`: nothing was read in the object.
+    /// Before a key. `first`: no key was read yet.
     Key {
         first: bool,
     },
@@ -36,7 +36,7 @@ enum JsonCallState {
     Colon,
     Value,
     InValue,
-    /// In the object of arguments, which is handed out as it comes.
+    /// In the object of the arguments.
     InArguments,
     Done,
     NoCall,
@@ -46,7 +46,7 @@ const NAMES: [&str; 3] = ["name", "function", "tool_name"];
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
 impl CallJson {
-    /// A call that begins with the next `{`.
+    /// A new call, which begins with the next `{`.
     pub fn new() -> Self {
         Self {
             state: JsonCallState::Start,
@@ -73,27 +73,27 @@ impl CallJson {
         }
     }
 
-    /// The function, once it was read: the call may still turn out to be none.
+    /// The name of the function, once it was read. The text may still turn out not to be a call.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// What was found since [`take_parts`](Self::take_parts).
+    /// The parts that were read since the last [`take_parts`](Self::take_parts).
     pub fn parts(&self) -> &[CallPart] {
         &self.parts
     }
 
-    /// What was found since the last call of this.
+    /// Removes and returns the parts that were read since the last call.
     pub fn take_parts(&mut self) -> Vec<CallPart> {
         std::mem::take(&mut self.parts)
     }
 
-    /// What ended a call without its brace.
+    /// The text that was read although it follows the call, if the closing brace is missing.
     pub fn unread(&self) -> &str {
         &self.unread
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> CallProgress {
         self.state = self.next(c);
         match self.state {
@@ -179,7 +179,7 @@ impl CallJson {
         }
     }
 
-    /// `c` follows an object without its brace: a call that has all it takes ends before that.
+    /// The closing brace is missing before `c`. The call ends here if it is otherwise complete.
     fn missing_brace(&mut self, c: char) -> JsonCallState {
         let state = self.end();
         if state == JsonCallState::Done {
@@ -193,7 +193,7 @@ impl CallJson {
         let is_arguments = ARGUMENTS.contains(&&*self.key) && !self.has_arguments;
         match serde_json::from_str::<Value>(&text) {
             Ok(Value::String(name)) if NAMES.contains(&&*self.key) => self.set_name(name),
-            // The arguments as a text that has the object.
+            // The arguments as a string that contains the JSON object.
             Ok(Value::String(arguments)) if is_arguments => return self.text_of_arguments(&arguments),
             Ok(Value::Null) if is_arguments => {}
             // {"type": "function", "function": {"name": ..., "arguments": ...}}
@@ -213,15 +213,15 @@ impl CallJson {
                 }
             }
             Ok(_) if is_arguments => return JsonCallState::NoCall,
-            // A number that Rust cannot hold, or values too deep.
+            // A number out of range, or values nested too deeply.
             Err(_) if is_arguments || NAMES.contains(&&*self.key) => return JsonCallState::NoCall,
-            // Other keys do not matter.
+            // Other keys are ignored.
             Ok(_) | Err(_) => {}
         }
         JsonCallState::Key { first: false }
     }
 
-    /// Arguments that are a text: an object, or nothing.
+    /// Arguments that are a string: it must contain an object, or be empty.
     fn text_of_arguments(&mut self, text: &str) -> JsonCallState {
         let text = text.trim();
         if matches!(text, "" | "null") {
@@ -239,7 +239,7 @@ impl CallJson {
         JsonCallState::Key { first: false }
     }
 
-    /// The end of the object.
+    /// The end of the object: the call is complete if it has a name.
     fn end(&mut self) -> JsonCallState {
         if self.name.is_none() {
             return JsonCallState::NoCall;
@@ -261,7 +261,7 @@ impl CallJson {
         }
     }
 
-    /// Tells the name, where it is known.
+    /// Adds the name to the parts, once it is known.
     fn begin(&mut self) {
         let Some(name) = self.name.clone().filter(|_| !self.begun) else { return };
         self.begun = true;
@@ -283,8 +283,7 @@ impl CallJson {
         }
     }
 
-    /// The answer ends within the call: closes the arguments. A call whose name is known and whose object lacks no more
-    /// than its brace is complete.
+    /// The answer ends within the call: closes the arguments. A call that lacks only its closing brace is complete.
     pub fn cut_short(&mut self) {
         match self.state {
             JsonCallState::InArguments => {
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn other_objects_are_no_calls() {
+    fn other_objects_are_not_calls() {
         for text in [
             "{}",
             r#"{"arguments": {}}"#,

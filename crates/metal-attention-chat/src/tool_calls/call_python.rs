@@ -1,4 +1,4 @@
-//! A call as Python writes it, read as it comes: `name(key="text", other=[1, True, {"a": None}])`.
+//! [`CallPython`]: reads a call in Python's notation: `name(key="text", other=[1, True, {"a": None}])`.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use super::python_string::{PythonString, StringStep};
 use super::python_value::{AFTER_TEXT, as_json, is_prefix};
 use super::signatures::Signatures;
 
-/// Reads a call and writes its arguments as JSON: texts as they come, other values when they are complete. What is no value
-/// of Python is a text.
+/// Reads a call and converts its arguments to JSON. Strings are passed on character by character, other values when
+/// they are complete. A value that is not valid Python becomes a string.
 #[derive(Debug)]
 pub(super) struct CallPython {
     state: PythonCallState,
-    /// What was read of the name or the argument.
+    /// The text of the name or argument that is being read.
     text: String,
     name: String,
-    /// The name was told.
+    /// Whether the name was added to the parts.
     begun: bool,
-    /// The argument's name, once it was read.
+    /// The keyword of the argument, once it was read.
     key: Option<String>,
     within: ArgumentState,
-    /// The text that is being read.
+    /// The reader of the current string.
     string: PythonString,
-    /// Brackets that are open in the argument.
+    /// The number of brackets that are open in the argument.
     depth: usize,
-    /// Where the word begins that is being read.
+    /// The offset in `text` where the current word begins.
     word: usize,
     n_arguments: usize,
     signatures: Arc<Signatures>,
@@ -39,33 +39,33 @@ pub(super) struct CallPython {
 enum PythonCallState {
     Name,
     Argument,
-    /// In an argument that is a text.
+    /// In an argument that is a string.
     Text,
-    /// After such an argument.
+    /// After an argument that is a string.
     AfterText,
     Done,
     NoCall,
 }
 
-/// Where in an argument.
+/// The position within an argument that is not a plain string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ArgumentState {
     Code,
-    /// After one or two quotes, which may begin a text or three quotes.
+    /// After one or two quotes, which may begin a string or be the start of triple quotes.
     Opening {
         quote: char,
         n: usize,
     },
-    /// In a text.
+    /// In a string.
     Text {
         quote: char,
         escaped: bool,
     },
-    /// After a quote that ends a text, unless that goes on.
+    /// After a quote that may end a string.
     MaybeAfter {
         quote: char,
     },
-    /// In a text in three quotes, and after so many of them.
+    /// In a triple-quoted string, after `n` quotes that may end it.
     LongText {
         quote: char,
         escaped: bool,
@@ -73,17 +73,18 @@ enum ArgumentState {
     },
 }
 
-/// Whether a function of this name is called as in Python; others are called by a JSON object.
+/// Whether a function of this name is called in Python's notation. Others are called by a JSON object.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(belongs)
 }
 
+/// Whether a character may be in a name.
 fn belongs(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | ':')
 }
 
 impl CallPython {
-    /// A call that begins with the function's name.
+    /// A new call, which begins with the function's name.
     pub fn new(signatures: Arc<Signatures>) -> Self {
         Self {
             state: PythonCallState::Name,
@@ -109,7 +110,7 @@ impl CallPython {
         std::mem::take(&mut self.parts)
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> CallProgress {
         self.state = match self.state {
             PythonCallState::Name => self.in_name(c),
@@ -132,7 +133,7 @@ impl CallPython {
             std::mem::take(&mut self.text).trim().clone_into(&mut self.name);
             return if self.name.is_empty() { PythonCallState::NoCall } else { PythonCallState::Argument };
         }
-        // White space may stand around the name, not in it.
+        // White space may surround the name, but not be in it.
         let in_name = !self.text.ends_with(char::is_whitespace) || self.text.trim().is_empty();
         let fits = c.is_whitespace() || belongs(c) && in_name;
         self.text.push(c);
@@ -183,7 +184,7 @@ impl CallPython {
         PythonCallState::Argument
     }
 
-    /// In a text, which is handed out as it comes.
+    /// In a string, which is passed on character by character.
     fn in_text(&mut self, c: char) -> PythonCallState {
         let step = self.string.push(c);
         let text = json_text(&self.string.take(step == StringStep::Before));
@@ -199,7 +200,7 @@ impl CallPython {
         }
     }
 
-    /// After a text: what stands there up to the next comma means nothing.
+    /// After a string. Text up to the next comma is ignored.
     fn after_text(&mut self, c: char) -> PythonCallState {
         match c {
             ',' => PythonCallState::Argument,
@@ -258,7 +259,7 @@ impl CallPython {
         PythonCallState::Argument
     }
 
-    /// Tells the name, once it is certain that this is a call.
+    /// Adds the name to the parts, once it is certain that this is a call.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             self.parts.push(CallPart::Name(self.name.clone()));
@@ -280,14 +281,15 @@ impl CallPython {
             return PythonCallState::Argument;
         }
         let value = as_json(text);
-        // In its place among the function's arguments. Words alone may be no call at all.
+        // A positional argument gets the name of the function's parameter at its position. A first argument that is
+        // not a value may be prose, so it is not taken as one.
         let in_order = || self.signatures.name_of(&self.name, self.n_arguments).map(str::to_owned);
         let in_order = || in_order().filter(|_| value.is_some() || self.begun);
         let key = named.or_else(|| in_order().or_else(|| self.begun.then(|| self.n_arguments.to_string())));
         let argument = match (key, value) {
             (Some(key), Some(value)) => format!("{}: {value}", json!(key)),
             (Some(key), None) => format!("{}: {}", json!(key), json!(text)),
-            // A dictionary brings names of its own.
+            // A dictionary (`**{...}`) has names of its own.
             (None, _) => match as_json(text.trim_start_matches('*')).filter(|json| json.starts_with('{')) {
                 Some(json) => json[1..json.len() - 1].to_owned(),
                 None => return PythonCallState::NoCall,
@@ -306,7 +308,8 @@ impl CallPython {
         self.n_arguments += 1;
     }
 
-    /// The call ends in the middle: writes what there is of an argument, and closes the arguments.
+    /// The answer ends within the call: writes the incomplete argument, as far as it is usable, and closes the
+    /// arguments.
     pub fn cut_short(&mut self) {
         if !self.begun {
             return;
@@ -390,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_calls() {
+    fn other_texts_are_not_calls() {
         for text in
             ["", "f g(a=1)", "f, g", "(a=1)", "g(see above)", "g('x')", "f(x)", "f(=1)", "f(a b=1)", "]", "\"f\"("]
         {
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_closed() {
+    fn incomplete_calls_are_closed() {
         for (text, arguments) in [
             ("f(a", ""),
             ("f(a=", "{}"),

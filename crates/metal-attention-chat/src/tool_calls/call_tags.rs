@@ -1,4 +1,4 @@
-//! A call whose arguments are in tags, read as it comes.
+//! [`CallTags`]: reads a call whose arguments are in tags.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use super::held_back::MAX_BLANK;
 use super::parser::MAX_HEADER;
 use super::signatures::{Signatures, ValueKinds};
 
-/// How the tags are written.
+/// The tags of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TagStyle {
-    /// `name>`, then `<parameter=key>value</parameter>` and so on up to `</function>`; a line break at either end of a
-    /// value is no part of it.
+    /// `name>`, then `<parameter=key>value</parameter>` for each argument, up to `</function>`. A line break at either
+    /// end of a value is not part of it.
     Function,
-    /// `name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>` and so on up to `</tool_call>`.
+    /// `name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>` for each argument, up to `</tool_call>`.
     Keys,
 }
 
-/// The tags around calls, which end a value whose own end is missing.
+/// Tags around calls. They also end a value whose own end tag is missing.
 const OPENINGS: [&str; 3] = ["<tool_call>", "<seed:tool_call>", "<function="];
 const CLOSINGS: [&str; 2] = ["</tool_call>", "</seed:tool_call>"];
 
 impl TagStyle {
-    /// Begins a parameter.
+    /// The tag that begins a parameter.
     fn parameter(self) -> &'static str {
         match self {
             Self::Function => "<parameter=",
@@ -32,7 +32,7 @@ impl TagStyle {
         }
     }
 
-    /// Ends a call.
+    /// The tag that ends a call.
     fn end_of_call(self) -> &'static str {
         match self {
             Self::Function => "</function>",
@@ -54,7 +54,7 @@ impl TagStyle {
         }
     }
 
-    /// Tags that mean nothing between parameters: the end of one, once more.
+    /// Superfluous end tags, which are ignored between parameters.
     fn stray(self) -> &'static [&'static str] {
         match self {
             Self::Function => &["</parameter>"],
@@ -63,20 +63,21 @@ impl TagStyle {
     }
 }
 
-/// Reads a call whose arguments are in tags. Texts are handed out as they come, other values once they are complete.
+/// Reads a call whose arguments are in tags. Strings are passed on character by character, other values when they are
+/// complete. The arguments are converted to a JSON object.
 #[derive(Debug)]
 pub(super) struct CallTags {
     tags: TagStyle,
     state: TagsState,
-    /// What was read of the part that the state names; in a value, what may be the tag that ends it.
+    /// The text read in the current state; in a value, the part that may be the end tag.
     text: String,
-    /// A value that is no text, so far.
+    /// The text so far of a value that is not a string.
     value: String,
     name: String,
-    /// The name was told.
+    /// Whether the name was added to the parts.
     begun: bool,
     key: String,
-    /// The keys that are complete.
+    /// The keys of the complete arguments.
     keys: Vec<String>,
     signatures: Arc<Signatures>,
     parts: Vec<CallPart>,
@@ -85,12 +86,12 @@ pub(super) struct CallTags {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TagsState {
     Name,
-    /// Before a parameter or the end.
+    /// Before a parameter or the end of the call.
     Gap,
     Key,
     /// Between a key and its value.
     BeforeValue,
-    /// In a value; `first`: at its beginning.
+    /// In a value. `first`: at its first character.
     Value {
         first: bool,
     },
@@ -98,22 +99,22 @@ enum TagsState {
     NoCall,
 }
 
-/// What the end of a value's text may be.
+/// The meaning of the text that may be the end of a value.
 enum Tail {
-    /// A part of the value.
+    /// It is part of the value.
     No,
-    /// More has to come.
+    /// More text is needed.
     Incomplete,
-    /// The value's own end.
+    /// It is the end tag of the value.
     EndOfValue,
-    /// The call ends, and what follows its tag (at this byte) is next.
+    /// The call ends. The text that follows begins at this offset.
     EndOfCall(usize),
-    /// The next parameter, whose key begins at this byte.
+    /// The next parameter begins. Its key starts at this offset.
     NextParameter(usize),
 }
 
 impl CallTags {
-    /// A call that goes on with the function's name.
+    /// A new call, which begins with the function's name.
     pub fn new(tags: TagStyle, signatures: Arc<Signatures>) -> Self {
         Self {
             tags,
@@ -137,7 +138,7 @@ impl CallTags {
         std::mem::take(&mut self.parts)
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> CallProgress {
         self.text.push(c);
         self.state = match self.state {
@@ -187,7 +188,7 @@ impl CallTags {
         }
         let fits = match self.tags {
             TagStyle::Function => !text.contains(['<', '\n']),
-            // Nothing but a tag comes after the name.
+            // Only a tag may follow the name.
             TagStyle::Keys => {
                 let known = self.signatures.longest_name_in(text);
                 let end = text.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(text.len()).max(known);
@@ -216,7 +217,7 @@ impl CallTags {
             self.text.clear();
             TagsState::Gap
         } else if CLOSINGS.contains(&tag) {
-            // The function's own end is missing.
+            // The end tag of the function is missing.
             self.end()
         } else if [parameter, end].iter().chain(self.tags.stray()).chain(&CLOSINGS).any(|mark| mark.starts_with(tag)) {
             TagsState::Gap
@@ -234,7 +235,7 @@ impl CallTags {
         let (key, next) = match (self.tags, self.text.strip_suffix(self.tags.end_of_key())) {
             (TagStyle::Function, Some(key)) => (key, TagsState::Value { first: true }),
             (TagStyle::Keys, Some(key)) => (key, TagsState::BeforeValue),
-            // The end of the key is missing.
+            // The end tag of the key is missing.
             (TagStyle::Keys, None) => match self.text.strip_suffix(missing[0]) {
                 Some(key) => (key, TagsState::Value { first: true }),
                 None => return TagsState::Key,
@@ -267,7 +268,7 @@ impl CallTags {
         if open.starts_with(tag) {
             return TagsState::BeforeValue;
         }
-        // The tag that begins the value is missing.
+        // The start tag of the value is missing.
         self.text.drain(..self.text.len() - tag.len());
         self.begin_value();
         let rest = std::mem::take(&mut self.text);
@@ -288,7 +289,7 @@ impl CallTags {
             match self.tail() {
                 Tail::Incomplete => return TagsState::Value { first: false },
                 Tail::No => {
-                    // Up to what may begin the next tag.
+                    // The value goes up to the next character that may begin a tag.
                     let skip = self.text.chars().next().map_or(0, char::len_utf8);
                     let end = self.text[skip..].find(['<', '\n']).map_or(self.text.len(), |at| skip + at);
                     let value: String = self.text.drain(..end).collect();
@@ -310,7 +311,7 @@ impl CallTags {
                 Tail::NextParameter(at) => {
                     self.text.drain(..at);
                     self.end_value();
-                    // Its key is complete.
+                    // The key is complete, so the text is read on from there.
                     let key = std::mem::take(&mut self.text);
                     let mut state = TagsState::Key;
                     for c in key.chars() {
@@ -329,7 +330,7 @@ impl CallTags {
         TagsState::Value { first: false }
     }
 
-    /// What the text is that may be the end of the value.
+    /// The meaning of `text`, which may be the end of the value.
     fn tail(&self) -> Tail {
         let text = &*self.text;
         let skip = usize::from(text.starts_with('\n'));
@@ -353,7 +354,7 @@ impl CallTags {
             if after.len() - next.len() > MAX_BLANK {
                 return Tail::No;
             }
-            // A value may have such a tag itself: another one of them has to follow, or the end.
+            // A value may contain such a tag. It ends the call only if another of these tags follows.
             let follows = OPENINGS.iter().chain(CLOSINGS.iter().filter(|_| *end == "</function>"));
             if follows.clone().any(|mark| *mark == next) {
                 let at = if self.tags == TagStyle::Keys || *end == "</function>" { skip + end.len() } else { skip };
@@ -368,7 +369,7 @@ impl CallTags {
         if marks.into_iter().any(|mark| mark.starts_with(tag)) { Tail::Incomplete } else { Tail::No }
     }
 
-    /// Whether `key`, and what may follow it, belongs to a parameter of the function that was not given yet.
+    /// Whether `key` begins the next parameter: it is a parameter of the function that was not given yet.
     fn next_parameter(&self, key: &str, at: usize) -> Tail {
         let end = self.tags.end_of_key();
         let is_next = |key: &str| {
@@ -387,7 +388,7 @@ impl CallTags {
         self.signatures.kinds(&self.name, &self.key)
     }
 
-    /// Tells the name, once it is certain that this is a call.
+    /// Adds the name to the parts, once it is certain that this is a call.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             self.parts.push(CallPart::Name(self.name.clone()));
@@ -430,7 +431,7 @@ impl CallTags {
         add_arguments(&mut self.parts, json);
     }
 
-    /// What was read after the end of the call, where something other than its tag ended it.
+    /// The text that was read although it follows the call, if another tag than its end tag ended it.
     pub fn unread(&self) -> &str {
         match self.state {
             TagsState::Done => &self.text,
@@ -446,7 +447,7 @@ impl CallTags {
     /// The answer ends within the call: closes the value and the arguments.
     pub fn cut_short(&mut self) {
         match self.state {
-            // The name is complete.
+            // A line break ends the name.
             TagsState::Name if self.tags == TagStyle::Keys && self.text.trim_start().ends_with('\n') => {
                 self.text.trim().clone_into(&mut self.name);
                 if self.signatures.has(&self.name) {

@@ -1,37 +1,39 @@
-//! The messages of gpt-oss: each has a header that says in which channel it is, and to whom it goes.
+//! The message format of gpt-oss (harmony). An answer consists of messages; each has a header that names its channel
+//! and its recipient.
 
-/// Ends a header.
+/// The mark that ends a header.
 const MESSAGE: &str = "<|message|>";
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 
-/// Texts that end a message, and those that begin the next one's header.
+/// Marks that end a message.
 pub(super) const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
+/// Marks that begin the header of the next message.
 pub(super) const BEGINNINGS: [&str; 2] = [START, CHANNEL];
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Channel {
-    /// Thoughts.
+    /// Reasoning.
     Analysis,
     /// Text for the user.
     Final,
-    /// The arguments of this function.
+    /// The arguments of a call of this function.
     Call(String),
 }
 
-/// What a message's header says.
+/// The result of reading a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HeaderMatch {
-    /// More has to come.
+    /// More text is needed.
     Incomplete,
-    /// The message, which begins so many bytes later.
+    /// The kind of the message, and the length of the header in bytes.
     Of(Channel, usize),
-    /// This is none.
+    /// The text is not a header.
     None,
 }
 
-/// The header that `text` begins with; at most `longest` bytes are one.
+/// Reads the header at the start of `text`. A header has at most `longest` bytes.
 pub(super) fn header(text: &str, longest: usize) -> HeaderMatch {
     let begun = text.trim_start();
     let beginnings = [START, CHANNEL, "to="];
@@ -46,6 +48,7 @@ pub(super) fn header(text: &str, longest: usize) -> HeaderMatch {
     }
 }
 
+/// The kind of the message with this header.
 fn channel(header: &str) -> Channel {
     let recipient = header.split_once("to=").map(|(_, rest)| rest);
     let name = recipient.and_then(|rest| rest.split(|c: char| c.is_whitespace() || c == '<').next());
@@ -63,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_tell_the_channel() {
+    fn headers_name_the_channel() {
         let call = || Channel::Call("add".into());
         for (text, channel) in [
             ("<|channel|>analysis<|message|>", Channel::Analysis),

@@ -1,19 +1,19 @@
-//! JSON as models write it, made into valid JSON while it comes.
+//! [`LenientJson`]: reads one JSON value as models write it, and repairs it character by character.
 //!
-//! Mended are: raw control characters and invalid escapes in strings, single quotes, bare keys, `True`, `False`, `None`,
-//! `NaN` (as `null`), numbers such as `01` and `.5`, missing and superfluous commas, and missing closing brackets. Valid
-//! JSON passes through unchanged, numbers of any size included.
+//! Repaired are: raw control characters and invalid escapes in strings, single quotes, bare keys, `True`, `False`,
+//! `None`, `NaN` (to `null`), numbers such as `01` and `.5`, missing and superfluous commas, and missing closing
+//! brackets. Valid JSON passes unchanged, including numbers of any size.
 
 use super::python_value::number;
 
-/// Result of pushing a character.
+/// The result of reading a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JsonStep {
-    /// The value goes on.
+    /// The value continues.
     More,
-    /// The value ends with the character.
+    /// The value ends with this character.
     Done,
-    /// The value ends before the character, which is not part of it.
+    /// The value ended before this character, which is not part of it.
     Before,
 }
 
@@ -30,7 +30,7 @@ enum JsonState {
     /// Between a key and its colon.
     Colon,
     Value,
-    /// After a value within a list or an object.
+    /// After a value in a list or an object.
     Next,
     /// In a string.
     Text {
@@ -41,30 +41,30 @@ enum JsonState {
     MaybeAfter {
         is_key: bool,
     },
-    /// In a number or a name.
+    /// In a number or a bare word.
     Word {
         is_key: bool,
     },
     Done,
 }
 
-/// Reads one value.
+/// The reader of one value.
 #[derive(Debug)]
 pub(super) struct LenientJson {
     /// The JSON that [`take`](Self::take) has not returned yet.
     out: String,
     state: JsonState,
     open: Vec<Container>,
-    /// A comma, a key, a colon and white space, written once a value follows.
+    /// A comma, key, colon and white space, which are written when a value follows.
     gap: String,
-    /// The innermost list or object has an item.
+    /// Whether the innermost container has an item.
     has_item: bool,
-    /// The escape, word or end of a string that is being read.
+    /// The escape sequence, word or possible end of a string that is being read.
     held: String,
 }
 
 impl LenientJson {
-    /// Reads a value.
+    /// A new reader.
     pub fn new() -> Self {
         Self {
             out: String::new(),
@@ -76,12 +76,12 @@ impl LenientJson {
         }
     }
 
-    /// Removes and returns the JSON that was written so far.
+    /// Removes and returns the JSON written so far.
     pub fn take(&mut self) -> String {
         std::mem::take(&mut self.out)
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> JsonStep {
         match self.state {
             JsonState::Key => self.in_key(c),
@@ -95,7 +95,7 @@ impl LenientJson {
         }
     }
 
-    /// Closes what is open: the answer was cut here. An incomplete key or word is left out.
+    /// The text ends here: closes all containers. An incomplete key or word is left out.
     pub fn finish(&mut self) {
         match self.state {
             JsonState::Text { is_key: false, .. } | JsonState::MaybeAfter { is_key: false } => self.out.push('"'),
@@ -124,7 +124,7 @@ impl LenientJson {
         self.state = JsonState::Done;
     }
 
-    /// Ends the value before a character that does not belong to it.
+    /// Ends the value before a character that is not part of it.
     fn before(&mut self) -> JsonStep {
         self.close_all();
         JsonStep::Before
@@ -190,7 +190,7 @@ impl LenientJson {
             c if c.is_whitespace() => self.blank(c),
             ',' | '}' | ']' if !self.open.is_empty() => {
                 if !in_list {
-                    // A key without a value.
+                    // A key without a value is left out.
                     self.gap.clear();
                 }
                 self.state = JsonState::Next;
@@ -282,7 +282,7 @@ impl LenientJson {
                 JsonStep::Done | JsonStep::Before => JsonStep::Before,
             };
         }
-        // The quote is an apostrophe.
+        // The quote was an apostrophe.
         self.text("'", is_key);
         self.state = JsonState::Text { quote: '\'', is_key };
         for c in held[1..].chars().chain([c]) {
@@ -316,7 +316,7 @@ impl LenientJson {
         }
     }
 
-    /// After a key or a value.
+    /// The state after a key or a value.
     fn after_item(&mut self, is_key: bool) -> JsonStep {
         self.state = match (is_key, self.open.is_empty()) {
             (true, _) => JsonState::Colon,
@@ -331,7 +331,7 @@ impl LenientJson {
         if !self.open.contains(&wanted) {
             return self.before();
         }
-        // White space before the bracket stays, a comma does not.
+        // White space before the bracket is kept, a comma is dropped.
         let gap = std::mem::take(&mut self.gap);
         self.out.extend(gap.chars().filter(|c| *c != ','));
         while let Some(open) = self.open.pop() {
@@ -344,7 +344,7 @@ impl LenientJson {
         self.after_item(false)
     }
 
-    /// A comma before the next item, where one is missing.
+    /// Adds a missing comma before the next item.
     fn begin_item(&mut self) {
         if self.has_item && !self.gap.contains(',') {
             self.gap.insert(0, ',');
@@ -360,7 +360,7 @@ impl LenientJson {
         self.has_item = true;
     }
 
-    /// A scalar that is complete.
+    /// Writes a complete scalar.
     fn item(&mut self, json: &str) {
         self.begin_value();
         self.out += json;
@@ -371,7 +371,7 @@ impl LenientJson {
     }
 
     fn blank(&mut self, c: char) {
-        // JSON has no other white space; around the outermost value it means nothing.
+        // Other white space is invalid in JSON; white space around the outermost value is dropped.
         if matches!(c, ' ' | '\t' | '\n' | '\r') && !self.open.is_empty() {
             self.gap.push(c);
         }
@@ -389,12 +389,12 @@ fn begins_word(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '-' | '+' | '.' | '_' | '$')
 }
 
-/// The JSON of a number or a name; `None` for other words.
+/// The JSON of a number or a literal such as `True`; `None` for other words.
 pub(super) fn scalar(word: &str) -> Option<String> {
     let json = match word {
         "true" | "True" | "TRUE" => "true",
         "false" | "False" | "FALSE" => "false",
-        // JSON cannot write the numbers that are none.
+        // JSON cannot represent NaN and infinities.
         "null" | "None" | "NULL" | "undefined" | "NaN" | "nan" | "Infinity" | "-Infinity" | "+Infinity" => "null",
         _ => {
             let (sign, digits) = word.strip_prefix('-').map_or(("", word), |digits| ("-", digits));
@@ -412,15 +412,15 @@ pub(super) fn scalar(word: &str) -> Option<String> {
 }
 
 enum Escape {
-    /// More has to come.
+    /// More characters are needed.
     Incomplete,
-    /// It is an escape, as JSON has it.
+    /// A complete escape, in JSON's notation.
     Is(String),
-    /// It is none: the JSON of its beginning, and the text after that.
+    /// Not a valid escape: the JSON of its first part, and the text that remains to be read.
     Not(&'static str, String),
 }
 
-/// The escape sequence `text`, which begins with a backslash.
+/// Classifies the escape sequence `text`, which begins with a backslash.
 fn escape(text: &str) -> Escape {
     const REPLACEMENT: &str = "\\ufffd";
     let not = || Escape::Not("\\\\", text[1..].to_owned());
@@ -431,7 +431,7 @@ fn escape(text: &str) -> Escape {
         Some('u') => match unicode(text) {
             Unicode::Incomplete => Escape::Incomplete,
             Unicode::None => not(),
-            // The second half of a pair follows.
+            // The second half of a surrogate pair must follow.
             Unicode::Is(0xd800..=0xdbff) if text.len() == 6 => Escape::Incomplete,
             Unicode::Is(0xd800..=0xdbff) => {
                 let second = &text[6..];
@@ -454,7 +454,7 @@ enum Unicode {
     None,
 }
 
-/// The UTF-16 unit of the `\uXXXX` that `text` begins with.
+/// The UTF-16 code unit of the `\uXXXX` at the start of `text`.
 fn unicode(text: &str) -> Unicode {
     let digits = text.strip_prefix("\\u").unwrap_or_default();
     let n = digits.bytes().take(4).take_while(u8::is_ascii_hexdigit).count();
@@ -472,7 +472,7 @@ fn unicode(text: &str) -> Unicode {
 mod tests {
     use super::*;
 
-    /// The JSON of `text`, and what follows it.
+    /// The JSON of `text`, and the text that follows the value.
     fn read(text: &str) -> (String, String) {
         let mut json = LenientJson::new();
         for (at, c) in text.char_indices() {

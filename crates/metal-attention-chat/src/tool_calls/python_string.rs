@@ -1,30 +1,30 @@
-//! A string of Python, read as it comes.
+//! [`PythonString`]: reads a Python string literal character by character.
 
 use super::python_value::{AFTER_TEXT, escaped};
 
-/// Bytes of the longest escape: two halves of a pair, as JSON has them.
+/// The maximum length in bytes of an escape: a surrogate pair in JSON's notation.
 const LONGEST_ESCAPE: usize = 12;
 
-/// Result of pushing a character.
+/// The result of reading a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StringStep {
-    /// The string goes on.
+    /// The string continues.
     More,
-    /// The string ended before the character.
+    /// The string ended before this character.
     Before,
 }
 
-/// Reads a string after its first quote. A quote that nothing follows that may follow a value is part of the string:
-/// models are shown strings whose quotes are not escaped.
+/// Reads a string after its first quote. A quote ends the string only if a character follows that may follow a value;
+/// models are shown strings with unescaped quotes.
 #[derive(Debug)]
 pub(super) struct PythonString {
     quote: char,
-    /// Backslashes mean nothing.
+    /// Whether backslashes are literal.
     raw: bool,
     within: StringState,
-    /// Text whose escapes were not replaced yet.
+    /// The text whose escapes are not resolved yet.
     text: String,
-    /// Quotes, and white space after them, which may end the string.
+    /// Quotes, and white space after them, that may end the string.
     held: String,
 }
 
@@ -37,21 +37,21 @@ enum StringState {
     },
     /// After a quote that may end the string.
     MaybeAfter,
-    /// In a string in three quotes.
+    /// In a triple-quoted string.
     Long {
         escaped: bool,
     },
-    /// After a string in three quotes.
+    /// After a triple-quoted string.
     AfterLong,
 }
 
 impl PythonString {
-    /// A string between `quote`s. `raw`: backslashes mean nothing in it.
+    /// A string in `quote`s. `raw`: backslashes are literal.
     pub fn new(quote: char, raw: bool) -> Self {
         Self { quote, raw, within: StringState::Start, text: String::new(), held: String::new() }
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub fn push(&mut self, c: char) -> StringStep {
         match self.within {
             StringState::Start if c == self.quote => {
@@ -103,7 +103,8 @@ impl PythonString {
         StringStep::More
     }
 
-    /// Removes and returns the text so far, escapes replaced; `all`: nothing more comes.
+    /// Removes and returns the text so far with escapes resolved. `all`: the string is complete; otherwise an
+    /// incomplete escape is held back.
     pub fn take(&mut self, all: bool) -> String {
         let text = std::mem::take(&mut self.text);
         if self.raw {

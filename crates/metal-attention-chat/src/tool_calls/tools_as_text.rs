@@ -1,4 +1,5 @@
-//! Tools for models whose chat template does not know all about them: the rest is told in plain words.
+//! Support for tools if the chat template does not handle them, or not completely: tools, calls and results are put
+//! into the texts of messages.
 
 use serde_json::Value;
 
@@ -6,7 +7,7 @@ use super::syntax::{PYTHONIC_END, PYTHONIC_START};
 use super::{ToolFormat, python_value};
 use crate::{Message, Role, Tool, ToolCall};
 
-/// What a chat template tells the model of tools.
+/// The support for tools in a chat template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TemplateToolSupport {
     pub tools: ToolPlacement,
@@ -14,45 +15,45 @@ pub(crate) struct TemplateToolSupport {
     results: ResultRole,
 }
 
-/// Where a template looks for the tools.
+/// The place where a template expects the tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolPlacement {
-    /// In the variable `tools`.
+    /// The variable `tools`.
     Variable,
-    /// In a field of the system message, as a text: Phi 4 mini.
+    /// A field of the system message, as text: Phi 4 mini.
     SystemText,
-    /// There, as a list: GLM 4.
+    /// A field of the system message, as a list: GLM 4.
     SystemList,
-    /// Nowhere.
+    /// The template does not support tools.
     Nowhere,
 }
 
-/// Where a template looks for calls.
+/// The place where a template expects calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallPlacement {
-    /// In the field `tool_calls`.
+    /// The field `tool_calls`.
     Field,
-    /// In messages of their own, with the function's name as `metadata`: GLM 4.
+    /// Separate messages, with the function's name in `metadata`: GLM 4.
     Metadata,
-    /// In the message's text, as the model has written them: LFM2.
+    /// The text of the message, in the model's format: LFM2.
     Text,
-    /// Nowhere.
+    /// The template does not support calls.
     Nowhere,
 }
 
-/// What a template makes of what calls gave.
+/// The role that a template expects for results of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResultRole {
-    /// It knows the role `tool`, or any.
+    /// The role `tool`, or any role.
     Tool,
-    /// It knows the role `observation`: GLM 4.
+    /// The role `observation`: GLM 4.
     Observation,
-    /// Nothing.
+    /// The template does not support results.
     Nothing,
 }
 
 impl TemplateToolSupport {
-    /// What the template of this text tells.
+    /// The support in the template `source`, judged by the names that occur in it.
     pub fn of_template(source: &str) -> Self {
         let has = |text: &str| source.contains(text);
         let metadata = calls_are_metadata(source);
@@ -79,7 +80,7 @@ impl TemplateToolSupport {
         Self { tools, calls, results }
     }
 
-    /// Whether the template knows all that a conversation has.
+    /// Whether the template supports everything that the conversation contains.
     pub fn suffices(self, messages: &[Message], tools: &[Tool]) -> bool {
         (self.tools == ToolPlacement::Variable || tools.is_empty())
             && (matches!(self.calls, CallPlacement::Field | CallPlacement::Text)
@@ -87,7 +88,7 @@ impl TemplateToolSupport {
             && (self.results == ResultRole::Tool || messages.iter().all(|message| message.role != Role::Tool))
     }
 
-    /// The name that the template has for the role of what calls gave.
+    /// The name of the role of messages with results.
     pub fn role_of_results(self) -> &'static str {
         match self.results {
             ResultRole::Tool | ResultRole::Nothing => Role::Tool.name(),
@@ -95,7 +96,7 @@ impl TemplateToolSupport {
         }
     }
 
-    /// The field that the name in an assistant's message goes to.
+    /// The field for the name in an assistant's message.
     pub fn field_of_name(self) -> &'static str {
         match self.calls {
             CallPlacement::Metadata => "metadata",
@@ -103,14 +104,15 @@ impl TemplateToolSupport {
         }
     }
 
-    /// The text of `calls` where they belong into that of the message: a mark, calls, and a mark.
+    /// The text of `calls`, to be appended to the message's text, in three parts: start mark, calls, end mark. `None`
+    /// if calls are not put into the text.
     pub fn in_text(self, calls: &[ToolCall]) -> Option<[String; 3]> {
         let is_text = self.calls == CallPlacement::Text && !calls.is_empty();
         let calls = || calls.iter().map(as_python).collect::<Vec<_>>().join(", ");
         is_text.then(|| [format!("{PYTHONIC_START}["), calls(), format!("]{PYTHONIC_END}")])
     }
 
-    /// The tools as they belong into a field of the system message.
+    /// The tools as the value of a field of the system message; `None` if the template does not expect them there.
     pub fn in_system_message(self, tools: &[Tool]) -> Option<Value> {
         match self.tools {
             ToolPlacement::SystemText => Some(format!("[{}]", functions(tools).join(", ")).into()),
@@ -120,16 +122,17 @@ impl TemplateToolSupport {
     }
 }
 
-/// Whether a call is a message of its own, whose text is the arguments.
+/// Whether a call is a separate message whose text is the arguments.
 pub(super) fn calls_are_metadata(source: &str) -> bool {
     source.contains("metadata") && (source.contains("observation") || source.contains("[gMASK]"))
 }
 
-/// The conversation for a template that tells no more than `support`. What it does not know is told in plain words: the
-/// first message describes the tools, calls are text, and what they gave comes from the user.
+/// The conversation with everything that the template does not support put into texts: the first message describes the
+/// tools, calls are JSON in the assistant's text, and results are messages of the user.
 pub(crate) fn with_tools_as_text(support: TemplateToolSupport, messages: &[Message], tools: &[Tool]) -> Vec<Message> {
     let mut plain: Vec<Message> = Vec::new();
-    // Whether the last message has answers in the user's name. More of the user's belongs to it: roles have to alternate.
+    // Whether the last message is a user message with results. Further user messages are joined to it, because roles
+    // have to alternate.
     let mut answers = false;
     for message in messages {
         let mut message = message.clone();
@@ -185,12 +188,12 @@ pub(crate) fn with_tools_as_text(support: TemplateToolSupport, messages: &[Messa
     plain
 }
 
-/// What a call gave, as a text of the user.
+/// The result of a call as text of the user.
 pub(crate) fn tool_result_as_text(answer: &str) -> String {
     format!("The function answers: {answer}")
 }
 
-/// A call as Python writes it.
+/// A call in Python's notation.
 fn as_python(call: &ToolCall) -> String {
     let arguments = match serde_json::from_str(&call.function.arguments) {
         Ok(Value::Object(arguments)) => {
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_template_knows_is_left_to_it() {
+    fn templates_that_support_tools_are_left_alone() {
         let tool = serde_json::json!({"type": "function", "function": {"name": "f"}});
         let tools = [Tool::try_from(tool).unwrap()];
         let call = Message { tool_calls: vec![ToolCall::new("1", "f", "{}")], ..Message::assistant("Well.") };
