@@ -1,31 +1,34 @@
-//! Takes an answer apart as it comes.
+//! [`ToolCallParser`]: splits an answer into reasoning, text and tool calls while it is generated.
+//!
+//! This file finds calls in the answer: a state machine over the pending text searches for the marks of reasoning,
+//! calls and messages. `parser/calls.rs` continues where a mark has announced a call.
+
+mod calls;
 
 use std::sync::Arc;
 
 use metal_attention_tokenizer::Tokenizer;
 
-use super::call::{CallPart, CallProgress, CallReader, call_id};
-use super::call_derived::CallDerived;
-use super::call_gemma::CallGemma;
+use super::call::CallReader;
 use super::call_in_thoughts::CallInThoughts;
 use super::call_json::CallJson;
-use super::call_python::CallPython;
-use super::call_tags::{CallTags, TagStyle};
 use super::harmony::{self, Channel, HeaderMatch};
 use super::held_back::{MAX_BLANK, blank_end, first_of, held_back, leading_blank};
-use super::names::{NamedCall, is_name, may_be_named, name_in, named_call};
+use super::names::{NamedCall, named_call};
 use super::python_call::python_call;
 use super::signatures::Signatures;
-use super::syntax::{FENCE, FUNCTION, PYTHON_TAG, Syntax};
-use super::{AnswerEvent, DerivedFormat, ToolFormat};
+use super::syntax::{FENCE, PYTHON_TAG, Syntax};
+use super::{AnswerEvent, ToolFormat};
 use crate::{ReasoningMarkers, Tool};
 
-/// Bytes of what announces a call or a message, such as its name: what is longer is text.
+/// The maximum length in bytes of the text between a call's opening and its arguments, and of a message's header.
+/// Longer text is not a call.
 pub(super) const MAX_HEADER: usize = 1024;
 
-/// Parts an answer into thoughts, text and tool calls while the model writes it.
+/// Parses an answer into reasoning, text and tool calls while the model generates it.
 ///
-/// Text is handed out as soon as it is certain what it is. What looks like a call and turns out to be none is text.
+/// Text is returned as soon as it is certain what it is. Text that looks like a call but is not one is returned as
+/// text.
 ///
 /// ```
 /// use metal_attention_chat::{AnswerEvent, Message, Tool, ToolCallParser, ToolFormat};
@@ -45,23 +48,23 @@ pub(super) const MAX_HEADER: usize = 1024;
 pub struct ToolCallParser {
     format: ToolFormat,
     syntax: &'static Syntax,
-    /// The functions there are; none: nothing is a call.
+    /// The names of the functions. If there are none, nothing is parsed as a call.
     pub(super) names: Vec<String>,
     signatures: Arc<Signatures>,
-    /// The model may think before it answers.
+    /// The markers of reasoning, for a model that may reason.
     reasoning: Option<ReasoningMarkers>,
     state: ParserState,
-    /// Text that is not handed out yet.
+    /// Text that was not returned yet.
     pub(super) pending: String,
-    /// What begins the answer was there, and what ends it is still to come.
+    /// Whether the answer's start marker was read and its end marker is expected.
     in_answer: bool,
-    /// The calls stand in a JSON list.
+    /// Whether the current calls are in a JSON list.
     in_list: bool,
-    /// The calls stand in a block of code.
+    /// Whether the current calls are in a code block.
     in_fence: bool,
-    /// White space after a call, which stays between texts.
+    /// White space after a call. It is kept if text follows.
     blank: String,
-    /// What there was before.
+    /// The parts of the answer that were returned before.
     seen: SeenParts,
     n_calls: usize,
 }
@@ -70,38 +73,39 @@ pub struct ToolCallParser {
 struct SeenParts {
     thoughts: bool,
     text: bool,
-    /// Text for the user, in this message or one before it.
+    /// Text for the user, in this message or in an earlier one.
     content: bool,
 }
 
 #[derive(Debug)]
 enum ParserState {
-    /// Between the marks of thoughts; whether there was text yet.
+    /// Within reasoning. `begun`: some of its text was read.
     Thinking { begun: bool },
-    /// In thoughts, after what announces a call.
+    /// Within reasoning, after an opening.
     CallInThoughts(CallInThoughts),
-    /// Before the first character of text that is not blank; blanks may be dropped.
+    /// Before the first non-blank character of the text. `drop_space`: leading white space is dropped.
     Start { drop_space: bool },
     /// In the text for the user.
     Text,
-    /// After what announces a call. `raw` is that.
+    /// After an opening. `raw` is the text since then.
     Opened { raw: String },
-    /// After the beginning of a block of code, which may be a call. `raw` is the text so far.
+    /// After the start of a code block, which may be a call. `raw` is the text since then.
     Fence { raw: String },
-    /// After `<|python_tag|>`. `raw` is that.
+    /// After `<|python_tag|>`. `raw` is the text since then.
     Python { raw: String },
-    /// In a call. `raw` is its text so far, with what announced it; where nothing did, the function must be known.
+    /// In a call. `raw` is its text so far, with the opening. `announced`: an opening announced the call; otherwise
+    /// the function must be known. `started`: the start of the call was returned.
     Call { call: Box<CallReader>, raw: String, announced: bool, started: bool },
     /// After a call.
     AfterCall,
-    /// Before the header of a message.
+    /// Before the header of a message (gpt-oss).
     Header,
-    /// In a message that is thoughts or text; whether there was text yet.
+    /// In a message (gpt-oss). `thoughts`: it is reasoning. `begun`: some of its text was read.
     Message { thoughts: bool, begun: bool },
 }
 
 impl ToolCallParser {
-    /// A parser for answers of a model that writes calls of `tools` in `format`.
+    /// A parser for the answers of a model that writes calls of `tools` in `format`.
     pub fn new(format: ToolFormat, tools: &[Tool]) -> Self {
         let in_messages = format == ToolFormat::Harmony;
         let state = if in_messages { ParserState::Header } else { ParserState::Start { drop_space: false } };
@@ -122,8 +126,8 @@ impl ToolCallParser {
         }
     }
 
-    /// Looks for thoughts between `markers` at the beginning of the answer. `begun`: the prompt ended with what begins
-    /// them, so that the answer goes on with thoughts.
+    /// Enables the parsing of reasoning between `markers` at the start of the answer. `begun`: the prompt ended with
+    /// the start marker, so that the answer begins within reasoning.
     #[must_use]
     pub fn thinking(mut self, markers: ReasoningMarkers, begun: bool) -> Self {
         self.reasoning = Some(markers);
@@ -133,7 +137,7 @@ impl ToolCallParser {
         self
     }
 
-    /// Whether the answer is within thoughts.
+    /// Whether the answer is within reasoning.
     pub fn is_thinking(&self) -> bool {
         matches!(
             self.state,
@@ -146,8 +150,8 @@ impl ToolCallParser {
         self.n_calls
     }
 
-    /// Takes the next token with the text that it adds. Control tokens that belong to calls and thoughts add none, but
-    /// count here.
+    /// Parses the next token, with the text that it decodes to. Control tokens decode to nothing, but if they are
+    /// marks they are parsed by their spelling.
     pub fn push_token(&mut self, tokenizer: &Tokenizer, id: u32, text: &str) -> Vec<AnswerEvent> {
         let marker = tokenizer.token_text(id).filter(|text| tokenizer.is_control(id) && self.is_marker(text));
         let Some(marker) = marker else { return self.push(text) };
@@ -170,13 +174,13 @@ impl ToolCallParser {
         events
     }
 
-    /// Whether `token` is one of the marks, or a part of one.
+    /// Whether `token` is a mark or a part of one.
     fn is_marker(&self, token: &str) -> bool {
         let reasoning = self.reasoning.iter().flat_map(ReasoningMarkers::texts);
         self.syntax.markers().chain(reasoning).any(|marker| marker.contains(token))
     }
 
-    /// Takes the next piece of the answer.
+    /// Parses the next piece of the answer. Returns the events that are certain now.
     pub fn push(&mut self, text: &str) -> Vec<AnswerEvent> {
         self.pending += text;
         let mut events = Vec::new();
@@ -185,13 +189,13 @@ impl ToolCallParser {
         events
     }
 
-    /// The answer is complete: hands out what was held back. A call that the model left open ends here.
+    /// Ends a complete answer. Returns the events that were held back. An open call is closed.
     pub fn finish(&mut self) -> Vec<AnswerEvent> {
         self.end(false)
     }
 
-    /// The answer was cut off: hands out what was held back. A call that is still open gets no end, so that
-    /// [`Message::from_events`](crate::Message::from_events) leaves it out.
+    /// Ends an answer that was cut off. Returns the events that were held back. An open call gets no
+    /// [`AnswerEvent::CallEnd`], so that [`Message::from_events`](crate::Message::from_events) leaves it out.
     pub fn cut_off(&mut self) -> Vec<AnswerEvent> {
         self.end(true)
     }
@@ -202,7 +206,7 @@ impl ToolCallParser {
         let rest = std::mem::take(&mut self.pending);
         match std::mem::replace(&mut self.state, ParserState::Text) {
             ParserState::Thinking { .. } => thoughts(&mut events, rest.trim_end()),
-            // What would have followed is not known.
+            // It is not known whether the answer would have ended with the calls.
             ParserState::CallInThoughts(call) if is_cut => thoughts(&mut events, (call.raw + &rest).trim_end()),
             ParserState::CallInThoughts(call) => match call.finish() {
                 Ok(calls) => {
@@ -211,7 +215,7 @@ impl ToolCallParser {
                 }
                 Err(text) => thoughts(&mut events, (text + &rest).trim_end()),
             },
-            // Where something is left of a header, the message has not begun.
+            // Text that remains here is white space, or an incomplete header.
             ParserState::Start { drop_space: true } | ParserState::AfterCall | ParserState::Header => {}
             ParserState::Start { drop_space: false } | ParserState::Text => content(&mut events, &rest),
             ParserState::Opened { raw } | ParserState::Fence { raw } => content(&mut events, &(raw + &rest)),
@@ -238,12 +242,7 @@ impl ToolCallParser {
         events
     }
 
-    /// Whether `part` begins a call: where nothing announced it, the function must be known.
-    fn is_call(&self, part: &CallPart, announced: bool) -> bool {
-        matches!(part, CallPart::Name(name) if announced || self.names.contains(name))
-    }
-
-    /// Works on the pending text. False: it takes more of it to go on.
+    /// Processes the pending text by one step. Returns false if more text is needed. `at_end`: no more text follows.
     fn step(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
         match &mut self.state {
             ParserState::Thinking { begun } => {
@@ -278,7 +277,7 @@ impl ToolCallParser {
         }
     }
 
-    /// Thoughts, up to what ends them.
+    /// In reasoning: up to its end marker, or to an opening.
     fn thinking_on(&mut self, events: &mut Vec<AnswerEvent>, mut begun: bool) -> bool {
         let end = self.reasoning.unwrap_or(ReasoningMarkers::THINK).end;
         if !begun {
@@ -307,7 +306,7 @@ impl ToolCallParser {
         false
     }
 
-    /// A parser for calls within thoughts.
+    /// A parser for calls within reasoning.
     fn nested(&self) -> Self {
         Self {
             names: self.names.clone(),
@@ -317,12 +316,12 @@ impl ToolCallParser {
         }
     }
 
-    /// What announces a call within text.
+    /// The openings to search for; none if there are no functions.
     fn openings(&self) -> &'static [&'static str] {
         if self.names.is_empty() { &[] } else { self.syntax.openings }
     }
 
-    /// Reads on after what announces a call in thoughts: they may end, or go on.
+    /// In reasoning after an opening: up to the end marker, or until it is certain that this is not a call.
     fn call_in_thoughts(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
         let end = self.reasoning.unwrap_or(ReasoningMarkers::THINK).end;
         let ParserState::CallInThoughts(call) = &mut self.state else { return false };
@@ -330,7 +329,7 @@ impl ToolCallParser {
         let safe = found.unwrap_or_else(|| self.pending.len() - held_back(&self.pending, &[end]));
         let text: String = self.pending.drain(..safe).collect();
         if let Some(rest) = call.push(&text) {
-            // It was none.
+            // It is not a call.
             thoughts(events, &std::mem::take(&mut call.raw));
             self.pending.insert_str(0, &rest);
         } else if found.is_some() {
@@ -343,14 +342,14 @@ impl ToolCallParser {
         true
     }
 
-    /// What the answer, or what follows thoughts and calls, begins with.
+    /// At the start of the answer, and after reasoning or calls.
     fn begin(&mut self, drop_space: bool, at_end: bool) -> bool {
         if drop_space {
             self.pending.drain(..leading_blank(&self.pending));
         }
         let blank = leading_blank(&self.pending);
         if self.pending[..blank].chars().count() > MAX_BLANK {
-            // So much white space is text.
+            // Long white space is text.
             self.state = ParserState::Text;
             return true;
         }
@@ -395,10 +394,10 @@ impl ToolCallParser {
         true
     }
 
-    /// Text for the user, up to a call or to what ends it.
+    /// In the text for the user: up to an opening, or to the answer's end marker.
     fn text(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
         let end = self.reasoning.and_then(|markers| markers.answer).filter(|_| self.in_answer).map(|(_, end)| end);
-        // Where a call may be all of the answer, it may be a block of code as well.
+        // If a call may be the whole answer, it may also be in a code block.
         let fence = Some(FENCE).filter(|_| self.syntax.bare && !self.names.is_empty());
         let stops: Vec<&'static str> = self.openings().iter().copied().chain(fence).chain(end).collect();
         if stops.is_empty() {
@@ -427,312 +426,13 @@ impl ToolCallParser {
         false
     }
 
-    /// After `opening`. `raw`: that, and the white space before it.
-    fn open_call(&mut self, opening: &'static str, raw: String) {
-        match opening {
-            PYTHON_TAG => self.state = ParserState::Python { raw },
-            // Nothing else announces the call, so its function must be known.
-            FUNCTION if !matches!(self.format, ToolFormat::Derived(_)) => {
-                self.enter_call(self.tags(TagStyle::Function), &raw, false);
-            }
-            _ => self.state = ParserState::Opened { raw },
-        }
-    }
-
-    /// After the beginning of a block of code: a call where an object follows, perhaps in a list, that is one.
-    fn fence(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
-        let ParserState::Fence { raw } = &mut self.state else { return false };
-        let word = self.pending.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let word = word.unwrap_or(self.pending.len());
-        let blank = leading_blank(&self.pending[word..]);
-        let (at, body) = (word + blank, &self.pending[word + blank..]);
-        let in_list = body.strip_prefix('[').map(str::trim_start);
-        let object = in_list.unwrap_or(body);
-        let fits = word <= 16 && at + body.len() - object.len() <= MAX_BLANK;
-        if fits && object.is_empty() && !at_end {
-            return false;
-        }
-        if !fits || !object.starts_with('{') {
-            let raw = std::mem::take(raw);
-            content(events, &raw);
-            self.state = ParserState::Text;
-            return true;
-        }
-        (self.in_list, self.in_fence) = (in_list.is_some(), true);
-        let begin = self.pending.len() - object.len();
-        let raw = std::mem::take(raw) + &self.pending[..begin];
-        self.pending.drain(..begin);
-        self.enter_call(CallReader::Json(CallJson::new()), &raw, false);
-        true
-    }
-
-    fn tags(&self, tags: TagStyle) -> CallReader {
-        CallReader::Tags(CallTags::new(tags, Arc::clone(&self.signatures)))
-    }
-
-    fn python(&self) -> CallReader {
-        CallReader::Python(CallPython::new(Arc::clone(&self.signatures)))
-    }
-
-    /// A call that begins with a brace.
-    fn object(&self) -> CallReader {
-        if let ToolFormat::Derived(DerivedFormat { marks, .. }) = self.format
-            && marks.is_in_braces()
-        {
-            return CallReader::Derived(Box::new(CallDerived::new(marks, false, Arc::clone(&self.signatures))));
-        }
-        CallReader::Json(CallJson::new())
-    }
-
-    fn enter_call(&mut self, call: CallReader, raw: &str, announced: bool) {
-        self.state = ParserState::Call { call: Box::new(call), raw: raw.to_owned(), announced, started: false };
-    }
-
-    /// After what announces a call: a list, an object, a name with arguments, or what else the format has.
-    fn opened(&mut self, events: &mut Vec<AnswerEvent>, at_end: bool) -> bool {
-        let ParserState::Opened { raw } = &mut self.state else { return false };
-        let blank = leading_blank(&self.pending);
-        raw.extend(self.pending.drain(..blank));
-        let Some(first) = self.pending.chars().next() else { return false };
-        let openings = self.syntax.openings;
-        if let Some(opening) = openings.iter().find(|opening| self.pending.starts_with(**opening)) {
-            self.pending.drain(..opening.len());
-            if *opening == FUNCTION && !matches!(self.format, ToolFormat::Derived(_)) {
-                let raw = std::mem::take(raw) + FUNCTION;
-                self.enter_call(self.tags(TagStyle::Function), &raw, true);
-            } else {
-                *raw += opening;
-            }
-            return true;
-        }
-        if !at_end && openings.iter().any(|opening| opening.starts_with(&self.pending)) {
-            return false;
-        }
-        match first {
-            '{' => {
-                let raw = std::mem::take(raw);
-                let call = self.object();
-                self.enter_call(call, &raw, true);
-                true
-            }
-            '[' => {
-                raw.push('[');
-                self.pending.drain(..1);
-                self.in_list = true;
-                true
-            }
-            _ => self.named(events),
-        }
-    }
-
-    /// After what announces a call that does not begin with JSON.
-    fn named(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        let (tags, python) = (self.tags(TagStyle::Keys), self.python());
-        let ParserState::Opened { raw } = &mut self.state else { return false };
-        let signatures = Arc::clone(&self.signatures);
-        let (call, raw) = match self.format {
-            ToolFormat::Derived(DerivedFormat { marks, .. }) => {
-                let begun = raw.trim_end().ends_with(marks.call.0.trim()) && marks.call_is_announced();
-                if !begun {
-                    return self.no_call(events);
-                }
-                let raw = std::mem::take(raw);
-                let announced = marks.is_announced();
-                self.enter_call(
-                    CallReader::Derived(Box::new(CallDerived::new(marks, true, signatures))),
-                    &raw,
-                    announced,
-                );
-                return true;
-            }
-            ToolFormat::Glm => (tags, std::mem::take(raw)),
-            ToolFormat::Pythonic => (python, std::mem::take(raw)),
-            ToolFormat::Gemma => (CallReader::Gemma(CallGemma::new()), std::mem::take(raw)),
-            ToolFormat::MistralList | ToolFormat::MistralArgs | ToolFormat::DeepSeek | ToolFormat::DeepSeekR1 => {
-                let brace = self.pending.find('{');
-                let is_mistral = matches!(self.format, ToolFormat::MistralList | ToolFormat::MistralArgs);
-                let may_be = !is_mistral || may_be_named(&self.pending, &self.names);
-                if brace.is_none() && may_be && self.pending.len() <= MAX_HEADER {
-                    return false;
-                }
-                match brace.filter(|at| *at <= MAX_HEADER).map(|at| (at, name_in(&self.pending[..at]))) {
-                    Some((at, name)) if is_name(name, &self.pending[..at], &self.names) => {
-                        let call = CallReader::Json(CallJson::arguments_of(name.to_owned()));
-                        let raw = std::mem::take(raw) + &self.pending[..at];
-                        self.pending.drain(..at);
-                        (call, raw)
-                    }
-                    _ => return self.no_call(events),
-                }
-            }
-            ToolFormat::Hermes
-            | ToolFormat::Llama3
-            | ToolFormat::FunctionTags
-            | ToolFormat::Seed
-            | ToolFormat::TaggedList
-            | ToolFormat::Nemotron
-            | ToolFormat::Jamba
-            | ToolFormat::CommandR
-            | ToolFormat::Harmony
-            | ToolFormat::Glm4
-            | ToolFormat::Json => return self.no_call(events),
-        };
-        self.enter_call(call, &raw, true);
-        true
-    }
-
-    /// What announced a call did not: it is text.
-    fn no_call(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        if let ParserState::Opened { raw } = std::mem::replace(&mut self.state, ParserState::Text) {
-            content(events, &raw);
-        }
-        (self.in_list, self.in_fence) = (false, false);
-        true
-    }
-
-    /// Reads on in a call.
-    fn call(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
-        let pending = std::mem::take(&mut self.pending);
-        let ParserState::Call { call, raw, announced, started } = &mut self.state else { return false };
-        let (announced, mut started) = (*announced, *started);
-        let (mut ended, mut unknown) = (None, false);
-        for (at, c) in pending.char_indices() {
-            if !started {
-                raw.push(c);
-            }
-            let mut progress = call.push(c);
-            let is_unknown = |name: &str| !self.names.iter().any(|known| known == name);
-            let found =
-                call.parts().first().is_some_and(|part| matches!(part, CallPart::Name(name) if is_unknown(name)));
-            if !announced && !started && (found || call.name().is_some_and(is_unknown)) {
-                (progress, unknown) = (CallProgress::NoCall, true);
-            }
-            if progress != CallProgress::Incomplete {
-                ended = Some((at + c.len_utf8(), progress));
-                break;
-            }
-        }
-        let failed = matches!(ended, Some((_, CallProgress::NoCall)));
-        let last = ended.and_then(|(end, _)| pending[..end].chars().next_back());
-        let mut unread = String::new();
-        if failed && !started && (unknown || call.parts().is_empty()) {
-            // Its last character may begin something else.
-            let mut raw = std::mem::take(raw);
-            raw.pop();
-            unread.extend(last);
-            (self.in_list, self.in_fence) = (false, false);
-            if self.format == ToolFormat::Harmony {
-                self.state = ParserState::Message { thoughts: false, begun: false };
-                self.message_text(events, &raw, false, false);
-            } else {
-                content(events, &raw);
-                self.state = ParserState::Text;
-            }
-        } else {
-            if failed {
-                // What does not belong there is text after the call.
-                call.cut_short();
-                unread.extend(last);
-            } else if ended.is_some() {
-                call.unread().clone_into(&mut unread);
-            }
-            let parts = call.take_parts();
-            started |= self.call_parts(events, parts);
-            if ended.is_some() {
-                events.push(AnswerEvent::CallEnd { index: self.n_calls - 1 });
-                self.state = ParserState::AfterCall;
-            } else if let ParserState::Call { started: flag, raw, .. } = &mut self.state {
-                *flag = started;
-                if started {
-                    raw.clear();
-                }
-            }
-        }
-        let Some((end, _)) = ended else { return false };
-        self.pending = unread + &pending[end..];
-        true
-    }
-
-    /// Hands out what was found in a call. True: its name was among it.
-    fn call_parts(&mut self, events: &mut Vec<AnswerEvent>, parts: Vec<CallPart>) -> bool {
-        let mut started = false;
-        for part in parts {
-            match part {
-                CallPart::Name(name) => {
-                    self.start_call(events, name);
-                    started = true;
-                }
-                CallPart::Arguments(delta) => {
-                    events.push(AnswerEvent::CallArguments { index: self.n_calls - 1, delta });
-                }
-            }
-        }
-        started
-    }
-
-    /// What ends a call, and the next one.
-    fn after_call(&mut self, events: &[AnswerEvent], at_end: bool) -> bool {
-        let Syntax { openings, closings, bare, .. } = *self.syntax;
-        let (in_list, separated) = (self.in_list, self.in_list || bare);
-        let skipped = |c: char| c.is_whitespace() || (separated && matches!(c, ',' | ';')) || (in_list && c == ']');
-        let length = self.pending.len() - self.pending.trim_start_matches(skipped).len();
-        let skipped: String = self.pending.drain(..length).collect();
-        self.in_list &= !skipped.contains(']');
-        let blank = skipped.trim_end().len();
-        if blank > 0 {
-            self.blank.clear();
-        }
-        self.blank += &skipped[blank..];
-        if self.pending.is_empty() {
-            return false;
-        }
-        let fence = [FENCE];
-        let fence: &[&str] = if self.in_fence { &fence } else { &[] };
-        let closings = closings.iter().chain(fence);
-        if let Some(closing) = closings.clone().find(|closing| self.pending.starts_with(**closing)) {
-            self.pending.drain(..closing.len());
-            self.blank.clear();
-            (self.in_list, self.in_fence) = (false, self.in_fence && *closing != FENCE);
-        } else if let Some(opening) = openings.iter().find(|opening| self.pending.starts_with(**opening)) {
-            self.pending.drain(..opening.len());
-            self.in_list = false;
-            let raw = self.kept_blank(events) + opening;
-            self.open_call(opening, raw);
-        } else if !at_end && closings.chain(openings).any(|marker| marker.starts_with(&self.pending)) {
-            return false;
-        } else if self.format == ToolFormat::Harmony {
-            self.state = ParserState::Header;
-        } else if (self.in_list || bare || self.format == ToolFormat::Jamba) && self.pending.starts_with('{') {
-            let raw = self.kept_blank(events);
-            let call = self.object();
-            let announced = !bare && self.in_list;
-            self.enter_call(call, &raw, announced);
-        } else if self.in_list && self.format == ToolFormat::Pythonic {
-            let raw = self.kept_blank(events);
-            self.enter_call(self.python(), &raw, true);
-        } else {
-            (self.in_list, self.in_fence) = (false, false);
-            let blank = self.kept_blank(events);
-            self.pending.insert_str(0, &blank);
-            self.state = ParserState::Text;
-        }
-        true
-    }
-
-    /// The white space after a call, where text came before that.
-    fn kept_blank(&mut self, events: &[AnswerEvent]) -> String {
-        let blank = std::mem::take(&mut self.blank);
-        let wrote = self.seen.content || events.iter().any(is_content);
-        if wrote { blank } else { String::new() }
-    }
-
-    /// The header of a message, which says what it is.
+    /// At the header of a message, which gives its kind.
     fn header(&mut self, events: &mut Vec<AnswerEvent>) -> bool {
         let message = |thoughts| ParserState::Message { thoughts, begun: false };
         match harmony::header(&self.pending, MAX_HEADER) {
             HeaderMatch::Incomplete => return false,
             HeaderMatch::None => {
-                // What looks like a header's beginning is text then.
+                // Text that looks like the beginning of a header is text.
                 let beginning = harmony::BEGINNINGS.iter().find(|beginning| self.pending.starts_with(**beginning));
                 let text: String = self.pending.drain(..beginning.map_or(0, |text| text.len())).collect();
                 self.state = message(false);
@@ -752,7 +452,7 @@ impl ToolCallParser {
         true
     }
 
-    /// A message, up to its end.
+    /// In a message: up to its end.
     fn message(&mut self, events: &mut Vec<AnswerEvent>, thoughts: bool, begun: bool) -> bool {
         let stops = harmony::ENDS.iter().chain(&harmony::BEGINNINGS).copied().collect::<Vec<_>>();
         if let Some((at, stop)) = first_of(&self.pending, &stops) {
@@ -770,7 +470,7 @@ impl ToolCallParser {
         false
     }
 
-    /// Hands out text of a message; a line break parts it from the message before.
+    /// Returns text of a message. A line break separates it from an earlier message of the same kind.
     fn message_text(&mut self, events: &mut Vec<AnswerEvent>, text: &str, in_thoughts: bool, begun: bool) {
         if text.is_empty() {
             return;
@@ -783,16 +483,9 @@ impl ToolCallParser {
         let text = if parted { format!("\n{text}") } else { text.to_owned() };
         if in_thoughts { thoughts(events, &text) } else { content(events, &text) }
     }
-
-    fn start_call(&mut self, events: &mut Vec<AnswerEvent>, name: String) -> usize {
-        let index = self.n_calls;
-        self.n_calls += 1;
-        events.push(AnswerEvent::CallStart { index, id: call_id(), name });
-        index
-    }
 }
 
-/// The first `n` bytes of `pending`, less white space at their end, which may turn out to stand before a call.
+/// Removes the first `n` bytes of `pending`, without white space at their end, which may precede a call.
 fn take_text(pending: &mut String, n: usize) -> String {
     let n = blank_end(&pending[..n]);
     pending.drain(..n).collect()
