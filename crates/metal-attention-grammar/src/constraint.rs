@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_come_after_thoughts_and_in_their_channel() {
+    fn forms_apply_after_reasoning_and_in_the_final_channel() {
         let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"];
         let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
         for (form, good, bad) in [

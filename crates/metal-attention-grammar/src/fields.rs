@@ -254,7 +254,7 @@ mod tests {
             (json!({"structured_outputs": {"json_object": true}}), ("structured_outputs", AnswerForm::JsonObject)),
             (json!({"regex": "a+", "ebnf": ""}), ("regex", AnswerForm::Regex("a+".into()))),
             (json!({"ebnf": gbnf, "regex": null}), ("ebnf", AnswerForm::Gbnf(gbnf.into()))),
-            // The same form twice is not a contradiction.
+            // Two equal forms do not contradict each other.
             (json!({"regex": "a+", "guided_regex": "a+"}), ("guided_regex", AnswerForm::Regex("a+".into()))),
         ] {
             assert_eq!(read(&fields), Ok(Some(expected)), "{fields}");

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_end_with_their_budget() {
+    fn reasoning_ends_with_its_budget() {
         let budget =
             |name: &str, preferred: &str, n: usize| generated(name, preferred, |_, options| options.budget = Some(n));
         let preferred = "<think>abcdefghijklmnopqrstuvwxyz";
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_may_come_before_json() {
+    fn reasoning_may_precede_json() {
         let json = |name: &str, preferred: &str, budget: Option<usize>| {
             generated(name, preferred, |grammars, options| {
                 let prompt = if options.parser.is_thinking() { "<think>" } else { "" };

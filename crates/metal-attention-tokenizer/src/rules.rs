@@ -1,7 +1,7 @@
 //! The rules that pre-tokenizers consist of, and the splitting of text by them.
 //!
 //! A model defines its pre-tokenizer as a regular expression: alternatives that are tried in order at each position.
-//! The same few alternatives occur in most models. Each is a [`SplitRule`] here, matched by hand-written code in time
+//! Most models use the same few alternatives. Each is a [`SplitRule`] here, matched by hand-written code in time
 //! linear in the length of its match. A [`SplitPass`] applies a list of rules to each piece; a pre-tokenizer is a list
 //! of passes.
 

@@ -17,7 +17,7 @@ impl Rwkv {
         vocabulary.check_lengths(TokenKinds::MAX)?;
         let in_text = vocabulary.ids().filter(|&id| !vocabulary.is(id, CONTROL | UNKNOWN));
         let tokens: Vec<_> = in_text.map(|id| (Self::piece(vocabulary, id), id)).collect();
-        // Of tokens with the same bytes the last one is kept; tokens without bytes are left out.
+        // If tokens have the same bytes, the last one is kept; tokens without bytes are left out.
         let tokens = tokens.iter().rev().filter(|(bytes, _)| !bytes.is_empty());
         Ok(Self { tokens: Trie::new(tokens.map(|(bytes, id)| (bytes.as_slice(), *id)).collect()) })
     }

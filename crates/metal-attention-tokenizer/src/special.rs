@@ -57,7 +57,7 @@ impl SpecialTokens {
         Self::from_tokens(ids.map(|id| (vocabulary.bytes(id), id, vocabulary.kind(id))))
     }
 
-    /// The same from a list. Of tokens with the same spelling the last one is kept.
+    /// The special tokens of a list. If tokens have the same spelling, the last one is kept.
     fn from_tokens<'v>(tokens: impl Iterator<Item = (&'v [u8], TokenId, TokenKinds)>) -> Self {
         let tokens: Vec<_> = tokens.filter(|(text, ..)| !text.is_empty()).collect();
         let backwards: Vec<Vec<u8>> = tokens.iter().map(|(text, ..)| text.iter().rev().copied().collect()).collect();

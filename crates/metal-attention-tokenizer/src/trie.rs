@@ -94,7 +94,7 @@ mod tests {
         let trie = Trie::new(strings.iter().zip(0..).map(|(&string, value)| (string, value)).collect());
         assert_eq!(trie.n_nodes(), 1 + 2 + 1 + 3);
         let found = |text: &[u8]| trie.prefixes(text).collect::<Vec<_>>();
-        // Of the two strings "a" the first one is kept.
+        // The string "a" occurs twice; the first one is kept.
         assert_eq!(found(b"abcd"), [(1, 1), (3, 0)]);
         assert_eq!(found(b"ab\xFF"), [(1, 1), (3, 5)]);
         assert_eq!(found(b"ba"), [(1, 2)]);

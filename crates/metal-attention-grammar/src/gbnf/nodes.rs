@@ -111,7 +111,7 @@ struct NodeBuilder<'a> {
     rules: Vec<Option<Expr>>,
     nullable: &'a [bool],
     max_terminal: usize,
-    grammar: Grammar,
+    grammar: GbnfGrammar,
 }
 
 impl NodeBuilder<'_> {

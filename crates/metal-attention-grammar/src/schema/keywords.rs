@@ -190,7 +190,7 @@ fn types_of_older_dialects_are_read() {
 }
 
 #[test]
-fn patterns_of_names_do_not_meet() {
+fn patterns_of_names_are_enforced_if_they_cannot_overlap() {
     let apart = json!({"patternProperties": {"^a": {"type": "string"}, "^b": {"type": "integer"}}});
     whole(&apart, &apart);
     part(&json!({"patternProperties": {"^(?!x)": {"type": "string"}}}), &json!({}), &["#/patternProperties/^(?!x)"]);

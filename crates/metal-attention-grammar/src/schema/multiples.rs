@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn multiples_are_taken_while_their_least_common_one_is_small() {
+    fn multiples_are_combined_while_their_least_common_multiple_is_small() {
         assert_eq!(taken(&["9973", "9967", "9949"]), [true, false, false]);
         assert_eq!(taken(&["86400", "100", "365"]), [true, true, false]);
         assert_eq!(taken(&["9999991"]), [false]);

@@ -18,7 +18,7 @@ pub(super) fn added_tokens(vocabulary: &Vocabulary) -> Vec<Value> {
     special(vocabulary).map(entry).collect()
 }
 
-/// The same tokens by id: the `added_tokens_decoder` of `tokenizer_config.json`.
+/// The special tokens by id: the `added_tokens_decoder` of `tokenizer_config.json`.
 pub(super) fn added_tokens_decoder(vocabulary: &Vocabulary) -> Map<String, Value> {
     special(vocabulary).map(|id| (id.to_string(), added_token(vocabulary, id))).collect()
 }
