@@ -1,5 +1,5 @@
 //! Reads the fields of HTTP requests that set the form of an answer, by the names that llama.cpp, OpenAI, vLLM and
-//! SGLang use.
+//! `SGLang` use.
 
 use serde_json::{Map, Value};
 
