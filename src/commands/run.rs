@@ -12,7 +12,7 @@ use std::time::Instant;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{GenerateOptions, Generator, Model, StopReason};
 use metal_attention_chat::{ChatTemplate, Continuation, Message, RenderRequest, Thinking};
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 
 use crate::cli_error::CliError;
 use crate::commands::chat;
@@ -158,7 +158,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let load = start.elapsed();
     tracing::info!("seed: {}", generator.sampler().seed());
 
-    let grammars = Grammars::new(&tokenizer);
+    let grammars = GrammarCompiler::new(&tokenizer);
     let mut output = RunOutput::new(args.json);
     let mut stop = args.stop.clone();
     let template = match &given {

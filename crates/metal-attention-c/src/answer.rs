@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use metal_attention_chat::{AnswerEvent, Message, ToolCallParser};
-use metal_attention_grammar::Conversation;
+use metal_attention_grammar::RenderedConversation;
 
 use crate::chat::Chat;
 use crate::pointers::{Out, fill, free, reference};
@@ -17,7 +17,7 @@ pub struct Answer(pub(crate) Arc<Mutex<AnswerReader>>);
 /// The reader of an answer.
 pub struct AnswerReader {
     /// The conversation that is answered.
-    conversation: Arc<Conversation>,
+    conversation: Arc<RenderedConversation>,
     /// Splits the text. `None`: the answer does not belong to a generation yet.
     parser: Option<ToolCallParser>,
     /// Whether some of the text has been read.

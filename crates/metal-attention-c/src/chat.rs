@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use metal_attention_chat::{ChatTemplate, Message, RenderRequest, TemplateError, Tool};
-use metal_attention_grammar::Conversation;
+use metal_attention_grammar::RenderedConversation;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -13,7 +13,7 @@ use crate::pointers::{Out, check_struct, fill, free, reference, text};
 use crate::status::{Failure, Status, call};
 
 /// A conversation, rendered by the model's chat template. Any number of threads may use it at once.
-pub struct Chat(pub(crate) Arc<Conversation>);
+pub struct Chat(pub(crate) Arc<RenderedConversation>);
 
 /// The settings for rendering a conversation. ma_chat_options_default sets all members.
 #[repr(C)]
@@ -121,7 +121,7 @@ unsafe fn render(model: &Model, messages: &str, options: &ChatOptions) -> Result
         ..Default::default()
     };
     let continued = options.continue_final_message != 0;
-    let conversation = Conversation::render(template, &tokenizer, &request, continued)
+    let conversation = RenderedConversation::render(template, &tokenizer, &request, continued)
         .map_err(|error| Failure::argument(error.to_string()))?;
     Ok(Chat(Arc::new(conversation)))
 }

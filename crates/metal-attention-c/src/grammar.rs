@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{Conversation, ConversationError, Form};
+use metal_attention_grammar::{AnswerForm, ConversationError, RenderedConversation};
 
 use crate::chat::{Chat, json};
 use crate::model::{MA_NUL_TERMINATED, Model};
@@ -19,7 +19,7 @@ pub struct Grammar {
     /// The size of the vocabulary that it is compiled for.
     pub(crate) n_vocab: usize,
     /// The conversation that is answered. `None`: the text is no answer.
-    conversation: Option<Arc<Conversation>>,
+    conversation: Option<Arc<RenderedConversation>>,
     /// Whether the text has a form and is no tool call.
     pub(crate) is_form: bool,
     /// Parts of a JSON schema that are not enforced.
@@ -40,7 +40,7 @@ impl Grammar {
 /// The source of a grammar.
 enum GrammarSource {
     /// A form of the text.
-    Form(Form),
+    Form(AnswerForm),
     /// Tool calls.
     Calls {
         /// Whether there may be several.
@@ -86,11 +86,11 @@ pub unsafe extern "C" fn ma_grammar_new(
         // SAFETY: as the caller promises.
         let chat = unsafe { chat.as_ref() };
         let source = match kind {
-            "json_schema" => GrammarSource::Form(Form::JsonSchema { schema: json(form, "form")?, strict: None }),
-            "json_object" => GrammarSource::Form(Form::JsonObject),
-            "grammar" => GrammarSource::Form(Form::grammar(form.to_owned())),
-            "regex" => GrammarSource::Form(Form::Regex(form.to_owned())),
-            "choice" => GrammarSource::Form(Form::Choice(json(form, "form")?)),
+            "json_schema" => GrammarSource::Form(AnswerForm::JsonSchema { schema: json(form, "form")?, strict: None }),
+            "json_object" => GrammarSource::Form(AnswerForm::JsonObject),
+            "grammar" => GrammarSource::Form(AnswerForm::grammar(form.to_owned())),
+            "regex" => GrammarSource::Form(AnswerForm::Regex(form.to_owned())),
+            "choice" => GrammarSource::Form(AnswerForm::Choice(json(form, "form")?)),
             "tool_call" => GrammarSource::Calls { parallel: false },
             "tool_calls" => GrammarSource::Calls { parallel: true },
             other => return Err(Failure::argument(format!("kind is {other:?}, but it must be one of {KINDS}"))),

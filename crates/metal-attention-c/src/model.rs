@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use metal_attention::tokenizer::EncodeOptions;
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 
 use crate::pointers::{Out, fill, free, reference, text, values};
 use crate::status::{Failure, Status, call};
@@ -21,7 +21,7 @@ pub struct Model {
     /// The chat template, parsed at first use.
     template: OnceLock<ChatTemplate>,
     /// The compiler of grammars for the vocabulary, made at first use.
-    grammars: OnceLock<Grammars>,
+    grammars: OnceLock<GrammarCompiler>,
 }
 
 impl Model {
@@ -37,9 +37,9 @@ impl Model {
     }
 
     /// The compiler of grammars for the model's vocabulary.
-    pub(crate) fn grammars(&self) -> Result<&Grammars, Failure> {
+    pub(crate) fn grammars(&self) -> Result<&GrammarCompiler, Failure> {
         let tokenizer = self.inner.tokenizer()?;
-        Ok(self.grammars.get_or_init(|| Grammars::new(&tokenizer)))
+        Ok(self.grammars.get_or_init(|| GrammarCompiler::new(&tokenizer)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use metal_attention::scheduler::{Event, FinishReason};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{AnswerEvent, ChatTemplate, Message, RenderRequest, Tool, ToolCallParser};
-use metal_attention_grammar::Conversation;
+use metal_attention_grammar::RenderedConversation;
 use pyo3::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -14,7 +14,7 @@ use crate::errors::TemplateError;
 
 /// A conversation, rendered by a chat template.
 #[pyclass(frozen, name = "Conversation", module = "metal_attention._engine")]
-pub struct PyConversation(Conversation);
+pub struct PyConversation(RenderedConversation);
 
 /// The settings for rendering a conversation.
 #[derive(Clone, Copy)]
@@ -44,12 +44,13 @@ impl PyConversation {
             variables: Some(&variables),
             ..Default::default()
         };
-        let conversation = Conversation::render(template, tokenizer, &request, rendering.continue_final_message);
+        let conversation =
+            RenderedConversation::render(template, tokenizer, &request, rendering.continue_final_message);
         conversation.map(Self).map_err(|error| TemplateError::new_err(error.to_string()))
     }
 
     /// The rendered conversation.
-    pub fn inner(&self) -> &Conversation {
+    pub fn inner(&self) -> &RenderedConversation {
         &self.0
     }
 

@@ -1,7 +1,7 @@
 //! Grammars: forms that constrain the generated text.
 
 use metal_attention::Constraint;
-use metal_attention_grammar::{Conversation, Form, Grammar, Grammars};
+use metal_attention_grammar::{AnswerForm, Grammar, GrammarCompiler, RenderedConversation};
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
@@ -22,11 +22,11 @@ pub struct PyGrammar {
 impl PyGrammar {
     /// Compiles the grammar that `fields` describe, a JSON object of fields as in requests to the server; `None` if they describe no
     /// form. With a conversation it is for the text of the answer, after the thoughts. Takes time: call it with Python detached.
-    pub fn make(grammars: &Grammars, fields: &str, conversation: Option<&Conversation>) -> PyResult<Option<Self>> {
+    pub fn make(grammars: &GrammarCompiler, fields: &str, conversation: Option<&RenderedConversation>) -> PyResult<Option<Self>> {
         let refused = |why: String| OptionError::new_err(why);
         let fields: Map<String, Value> =
             serde_json::from_str(fields).map_err(|error| refused(format!("structured_outputs: {error}")))?;
-        let Some((field, form)) = Form::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
+        let Some((field, form)) = AnswerForm::from_fields(&fields).map_err(|error| refused(error.to_string()))? else {
             return Ok(None);
         };
         let mut left_out = Vec::new();
@@ -39,7 +39,7 @@ impl PyGrammar {
     }
 
     /// Compiles the grammar of an answer that calls a function; with `parallel`, one or more. Call it with Python detached.
-    pub fn of_calls(grammars: &Grammars, conversation: &Conversation, parallel: bool) -> PyResult<Self> {
+    pub fn of_calls(grammars: &GrammarCompiler, conversation: &RenderedConversation, parallel: bool) -> PyResult<Self> {
         let mut left_out = Vec::new();
         let grammar = conversation.calls(grammars, parallel, &mut left_out);
         let grammar = grammar.map_err(|why| OptionError::new_err(format!("tool_choice {why}")))?;
@@ -47,7 +47,7 @@ impl PyGrammar {
     }
 
     /// The constraint for one generation. In an answer it begins after the thoughts.
-    pub fn constraint(&self, conversation: Option<&Conversation>) -> Option<Box<dyn Constraint>> {
+    pub fn constraint(&self, conversation: Option<&RenderedConversation>) -> Option<Box<dyn Constraint>> {
         let grammar = self.grammar.clone();
         match conversation {
             Some(conversation) => conversation.constraint(grammar, self.is_form),

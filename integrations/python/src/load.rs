@@ -8,7 +8,7 @@ use metal_attention::scheduler::{Scheduler, SchedulerOptions};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{EngineOptions, Error, Model, ModelOptions, Reranker, Watch};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 use metal_attention_hub::{Environment, Hub, HubError, ModelName, DownloadObserver, PREFIX};
 use pyo3::prelude::*;
 
@@ -40,7 +40,7 @@ pub struct LoadedModel {
     /// Its chat template.
     pub template: ChatTemplate,
     /// The compiler of grammars for its vocabulary.
-    pub grammars: Grammars,
+    pub grammars: GrammarCompiler,
     /// Its use as a reranker. An error if it is none.
     pub reranker: Result<Reranker, Error>,
     /// The kind and the name of the device.
@@ -78,7 +78,7 @@ impl LoadOptions {
         let scheduler = Scheduler::start(pass, Arc::new(model.clone()), options).map_err(|e| errors::of_start(&e))?;
         let loaded = LoadedModel {
             template: ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer)),
-            grammars: Grammars::new(&tokenizer),
+            grammars: GrammarCompiler::new(&tokenizer),
             reranker: Reranker::new(&model),
             device: format!("{} {}", device.kind, device.name),
             n_ctx,

@@ -10,9 +10,10 @@ use metal_attention::sampling::SamplerOptions;
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{ForwardPass, GenerateOptions, Generator, Model, SessionError, StopReason};
 use metal_attention_chat::{
-    AnswerEvent, ChatTemplate, ContextRoom, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall, fit_context,
+    AnswerEvent, ChatTemplate, ContextBudget, Continuation, Message, RenderRequest, Thinking, Tool, ToolCall,
+    fit_context,
 };
-use metal_attention_grammar::{Form, Grammars};
+use metal_attention_grammar::{AnswerForm, GrammarCompiler};
 
 use super::history::ChatHistory;
 use super::note;
@@ -33,7 +34,7 @@ pub struct SessionOptions {
     /// Whether the model thinks. `None`: the default of its template.
     pub thinking: Option<Thinking>,
     /// The form of each answer.
-    pub form: Option<Form>,
+    pub form: Option<AnswerForm>,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
     /// Whether stdout is a terminal; then thoughts are shown, too.
@@ -57,7 +58,7 @@ pub struct ChatSession {
     /// The other settings.
     options: SessionOptions,
     /// Compiles forms for the vocabulary.
-    grammars: Grammars,
+    grammars: GrammarCompiler,
 }
 
 impl ChatSession {
@@ -71,7 +72,7 @@ impl ChatSession {
         mut options: SessionOptions,
     ) -> Self {
         options.stop.extend(template.stop_strings().iter().map(|&s| s.to_owned()));
-        let grammars = Grammars::new(&tokenizer);
+        let grammars = GrammarCompiler::new(&tokenizer);
         Self { conversation, generator, tokenizer, template, sampling, options, grammars }
     }
 
@@ -168,7 +169,7 @@ impl ChatSession {
             let n_tokens = ids.len();
             Ok::<_, CliError>(((continuation, ids), n_tokens))
         };
-        let room = ContextRoom::new(n_ctx, self.options.n_predict);
+        let room = ContextBudget::new(n_ctx, self.options.n_predict);
         let fitted = fit_context(&messages, room, &self.tokenizer, render)?;
         if fitted.n_tokens >= n_ctx {
             return Err(CliError::Usage(format!(

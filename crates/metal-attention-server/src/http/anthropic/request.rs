@@ -1,8 +1,8 @@
 //! The request of `/v1/messages`, from JSON to a job.
 
 use metal_attention::sampling::SamplerOptions;
-use metal_attention_chat::{Effort, Tool};
-use metal_attention_grammar::Form;
+use metal_attention_chat::{ReasoningEffort, Tool};
+use metal_attention_grammar::AnswerForm;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -145,7 +145,7 @@ enum Display {
 struct OutputConfig {
     /// The effort: `low`, `medium`, `high`, `xhigh` or `max`.
     #[schema(value_type = Option<super::schema::EffortName>)]
-    effort: Option<Effort>,
+    effort: Option<ReasoningEffort>,
     /// The form of the text.
     format: Option<OutputFormat>,
 }
@@ -184,7 +184,7 @@ impl MessagesFields {
         let formats = [("output_config.format.schema", format), ("output_format.schema", self.output_format.as_ref())];
         formats.into_iter().find_map(|(field, format)| match format? {
             OutputFormat::JsonSchema { schema } => {
-                Some((field, Form::JsonSchema { schema: Value::Object(schema.clone()), strict: None }))
+                Some((field, AnswerForm::JsonSchema { schema: Value::Object(schema.clone()), strict: None }))
             }
         })
     }
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn thoughts_have_a_switch_a_budget_and_an_effort() {
         let thinking = |more: Value| read(more).unwrap().job.thinking;
-        let of = |switch: Option<bool>, effort: Option<Effort>, budget: Option<usize>| ThinkingRequest {
+        let of = |switch: Option<bool>, effort: Option<ReasoningEffort>, budget: Option<usize>| ThinkingRequest {
             switch: switch.map(|on| ("thinking", on)),
             effort: effort.map(|effort| ("output_config.effort", effort)),
             budget: budget.map(|budget| ("thinking.budget_tokens", budget)),
@@ -374,7 +374,7 @@ mod tests {
         let enabled = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
         assert_eq!(thinking(enabled), of(Some(true), None, Some(1024)));
         let adaptive = json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}});
-        assert_eq!(thinking(adaptive), of(None, Some(Effort::Xhigh), None));
+        assert_eq!(thinking(adaptive), of(None, Some(ReasoningEffort::Xhigh), None));
         assert_eq!(thinking(json!({"thinking": {"type": "disabled"}})), of(Some(false), None, None));
         assert_eq!(thinking(json!({"thinking": null, "output_config": {"effort": null}})), of(None, None, None));
         let omitted = read(json!({"thinking": {"type": "adaptive", "display": "omitted"}})).unwrap();
@@ -391,7 +391,7 @@ mod tests {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
         let format = json!({"type": "json_schema", "schema": schema});
         let form = |more: Value| read(more).unwrap().job.form;
-        let expected = Form::JsonSchema { schema: schema.clone(), strict: None };
+        let expected = AnswerForm::JsonSchema { schema: schema.clone(), strict: None };
         let config = json!({"output_config": {"format": format, "task_budget": {"type": "tokens"}}});
         assert_eq!(form(config), Some(("output_config.format.schema", expected.clone())));
         assert_eq!(form(json!({"output_format": format})), Some(("output_format.schema", expected)));

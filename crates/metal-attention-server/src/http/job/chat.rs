@@ -16,7 +16,7 @@ use metal_attention::Constraint;
 use metal_attention::scheduler::{Client, Events};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention_chat::{
-    ContextRoom, Continuation, DroppedTurns, FittedPrompt, Message, RenderRequest, Role, fit_context,
+    ContextBudget, Continuation, DroppedTurns, FittedPrompt, Message, RenderRequest, Role, fit_context,
 };
 use metal_attention_grammar::{Grammar, Guide, GuideOptions, tokens_within};
 
@@ -138,7 +138,7 @@ impl ChatJob {
             let n_tokens = ids.len();
             Ok::<_, ApiError>(((continuation, ids), n_tokens))
         };
-        let room = ContextRoom::new(model.n_ctx, self.generation.max_tokens(model));
+        let room = ContextBudget::new(model.n_ctx, self.generation.max_tokens(model));
         let (continuation, ids) = if may_cut {
             let FittedPrompt { prompt, n_tokens, dropped, .. } =
                 fit_context(&messages, room, &model.tokenizer, render)?;

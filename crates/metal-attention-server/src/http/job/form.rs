@@ -1,7 +1,7 @@
 //! The form that an answer must have: the request fields that require one (JSON schema, grammar, regular expression),
 //! and the grammars compiled from them.
 
-use metal_attention_grammar::{Form, Grammar, GrammarError};
+use metal_attention_grammar::{AnswerForm, Grammar, GrammarError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -12,7 +12,7 @@ use crate::http::models::LoadedModel;
 use crate::http::notes::Notes;
 
 /// A required form, with the path of the field that requires it.
-pub type RequestedForm = (&'static str, Form);
+pub type RequestedForm = (&'static str, AnswerForm);
 
 /// The form of the text. Null, false and empty values require none; two fields must not require different forms.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, ToSchema)]
@@ -48,7 +48,7 @@ pub fn read(object: &Object<'_>) -> Result<Option<RequestedForm>, ApiError> {
     let fields: FormFields = object.parse()?;
     // Their values are JSON already, so this cannot fail.
     let Ok(Value::Object(fields)) = serde_json::to_value(fields) else { return Ok(None) };
-    let required = Form::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
+    let required = AnswerForm::from_fields(&fields).map_err(|error| ApiError::field(error.param, error.message))?;
     Ok(required.map(|(field, form)| (place(field, &fields["response_format"]), form)))
 }
 

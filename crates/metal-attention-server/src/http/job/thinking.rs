@@ -1,7 +1,7 @@
 //! The settings of thoughts (reasoning) in a request, without an interface's names: whether the model thinks, with
 //! which effort, and for how many tokens.
 
-use metal_attention_chat::{ChatTemplate, Effort, Thinking};
+use metal_attention_chat::{ChatTemplate, ReasoningEffort, Thinking};
 use serde_json::{Map, Value};
 
 use crate::http::notes::Notes;
@@ -11,8 +11,8 @@ use crate::http::notes::Notes;
 pub struct ThinkingRequest {
     /// Whether the model thinks.
     pub switch: Option<(&'static str, bool)>,
-    /// The effort; [`Effort::None`]: the model does not think.
-    pub effort: Option<(&'static str, Effort)>,
+    /// The effort; [`ReasoningEffort::None`]: the model does not think.
+    pub effort: Option<(&'static str, ReasoningEffort)>,
     /// Maximum tokens of thoughts.
     pub budget: Option<(&'static str, usize)>,
     /// Variables for the template, which take precedence over the other settings.
@@ -39,7 +39,7 @@ impl ThinkingRequest {
             || variables.get("thinking_budget")?.as_u64().map(|n| ("chat_template_kwargs", n as usize));
         let budget = self.budget.or_else(variables_budget);
         let is_off = self.switch.is_some_and(|(_, on)| !on)
-            || self.effort.is_some_and(|(_, effort)| effort == Effort::None)
+            || self.effort.is_some_and(|(_, effort)| effort == ReasoningEffort::None)
             || budget.is_some_and(|(_, budget)| budget == 0);
         if variables_switch.map_or(is_off, |on| !on) {
             template.set_thinking(Thinking::OFF, &mut variables);
@@ -52,7 +52,7 @@ impl ThinkingRequest {
         {
             notes.ignored(field);
         }
-        if let Some((field, effort)) = self.effort.filter(|(_, effort)| *effort != Effort::None)
+        if let Some((field, effort)) = self.effort.filter(|(_, effort)| *effort != ReasoningEffort::None)
             && !template.set_thinking(Thinking::Effort(effort), &mut variables)
         {
             notes.ignored(field);

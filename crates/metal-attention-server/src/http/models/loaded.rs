@@ -9,7 +9,7 @@ use metal_attention::scheduler::{Replicas, SchedulerOptions, StartError};
 use metal_attention::tokenizer::Tokenizer;
 use metal_attention::{BatchToken, Error, ForwardError, ForwardPass, Model, Pooling, Reranker};
 use metal_attention_chat::ChatTemplate;
-use metal_attention_grammar::Grammars;
+use metal_attention_grammar::GrammarCompiler;
 
 use crate::http::ApiError;
 use crate::http::job::generation::no_such_token;
@@ -24,7 +24,7 @@ pub struct LoadedModel {
     /// Its chat template.
     pub template: ChatTemplate,
     /// Compiles grammars for its tokenizer.
-    pub grammars: Grammars,
+    pub grammars: GrammarCompiler,
     /// Maximum tokens of a sequence, its prompt included.
     pub n_ctx: usize,
     /// Bytes of the longest token.
@@ -83,7 +83,7 @@ impl LoadedModel {
         let n_ctx = passes.iter().map(|pass| pass.n_ctx()).min().unwrap_or(0);
         let scheduler = Replicas::start(passes, &Arc::new(model.clone()), options)?;
         let tokenizer = model.tokenizer()?;
-        let grammars = Grammars::new(&tokenizer);
+        let grammars = GrammarCompiler::new(&tokenizer);
         let template = ChatTemplate::for_model(model.gguf().metadata(), Arc::clone(&tokenizer));
         let ids = 0..tokenizer.n_vocab() as u32;
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0);

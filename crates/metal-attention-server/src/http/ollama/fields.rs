@@ -1,7 +1,7 @@
 //! The fields that `/api/chat` and `/api/generate` share.
 
-use metal_attention_chat::Effort;
-use metal_attention_grammar::Form;
+use metal_attention_chat::ReasoningEffort;
+use metal_attention_grammar::AnswerForm;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -89,7 +89,7 @@ enum Think {
     Enabled(bool),
     /// The effort.
     #[schema(value_type = String)]
-    Effort(Effort),
+    Effort(ReasoningEffort),
 }
 
 impl OllamaFields {
@@ -122,10 +122,10 @@ impl OllamaFields {
     }
 
     /// The required form of the answer, with the field that requires it; `None`: any text.
-    pub fn form(&self) -> Option<(&'static str, Form)> {
+    pub fn form(&self) -> Option<(&'static str, AnswerForm)> {
         let form = match self.format.clone()? {
-            AnswerFormat::Word(word) => (!word.is_empty()).then_some(Form::JsonObject)?,
-            AnswerFormat::Schema(schema) => Form::JsonSchema { schema: schema.into(), strict: None },
+            AnswerFormat::Word(word) => (!word.is_empty()).then_some(AnswerForm::JsonObject)?,
+            AnswerFormat::Schema(schema) => AnswerForm::JsonSchema { schema: schema.into(), strict: None },
         };
         Some(("format", form))
     }
@@ -136,7 +136,7 @@ impl OllamaFields {
             None => ThinkingRequest::default(),
             Some(Think::Enabled(on)) => ThinkingRequest { switch: Some(("think", on)), ..Default::default() },
             Some(Think::Effort(effort)) => ThinkingRequest {
-                switch: (effort != Effort::None).then_some(("think", true)),
+                switch: (effort != ReasoningEffort::None).then_some(("think", true)),
                 effort: Some(("think", effort)),
                 ..Default::default()
             },
@@ -146,7 +146,7 @@ impl OllamaFields {
     /// Whether thoughts are requested.
     pub fn wants_thoughts(&self) -> bool {
         match self.think {
-            None | Some(Think::Enabled(false) | Think::Effort(Effort::None)) => false,
+            None | Some(Think::Enabled(false) | Think::Effort(ReasoningEffort::None)) => false,
             Some(Think::Enabled(true) | Think::Effort(_)) => true,
         }
     }

@@ -1,7 +1,7 @@
 //! The fields of a request that control thoughts (reasoning): whether the model thinks, with which effort, and for how
 //! many tokens.
 
-use metal_attention_chat::Effort;
+use metal_attention_chat::ReasoningEffort;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -15,7 +15,7 @@ use crate::http::job::thinking::ThinkingRequest;
 pub struct ThinkingFields {
     /// The effort of thoughts; `none`: the model does not think.
     #[schema(schema_with = effort)]
-    reasoning_effort: Option<Effort>,
+    reasoning_effort: Option<ReasoningEffort>,
     /// These settings as an object.
     reasoning: Option<Reasoning>,
     /// Whether the model thinks.
@@ -43,7 +43,7 @@ pub struct ThinkingFields {
 struct Reasoning {
     /// The effort.
     #[schema(schema_with = effort)]
-    effort: Option<Effort>,
+    effort: Option<ReasoningEffort>,
     /// Maximum tokens.
     #[schema(minimum = -1)]
     max_tokens: Option<i64>,
@@ -90,12 +90,12 @@ enum Think {
     Enabled(bool),
     /// The effort.
     #[schema(value_type = String)]
-    Effort(Effort),
+    Effort(ReasoningEffort),
 }
 
-/// The schema of an [`Effort`]: its names, or null.
+/// The schema of an [`ReasoningEffort`]: its names, or null.
 fn effort() -> Object {
-    let names = Effort::ALL.map(|effort| Some(effort.name()));
+    let names = ReasoningEffort::ALL.map(|effort| Some(effort.name()));
     let types = SchemaType::from_iter([Type::String, Type::Null]);
     ObjectBuilder::new().schema_type(types).enum_values(Some(names.into_iter().chain([None]))).build()
 }
@@ -108,7 +108,7 @@ impl ThinkingFields {
     }
 
     /// The effort, with the name of its field.
-    fn effort(&self) -> Option<(&'static str, Effort)> {
+    fn effort(&self) -> Option<(&'static str, ReasoningEffort)> {
         let think = match self.think {
             Some(Think::Effort(effort)) => Some(effort),
             Some(Think::Enabled(_)) | None => None,

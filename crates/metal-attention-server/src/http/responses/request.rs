@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use metal_attention_chat::Message;
-use metal_attention_grammar::Form;
+use metal_attention_grammar::AnswerForm;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -182,7 +182,7 @@ impl FromJson for ResponseRequest {
 all_of!(ResponseRequest, InputFields, ResponseFields, ThinkingFields, GenerationFields, SamplingFields);
 
 /// The form that the field `text` requires, with the path of the field; `None`: any text.
-fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Form)>, ApiError> {
+fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, AnswerForm)>, ApiError> {
     let wrong = |field: &str, problem: &str| Err(ApiError::field(field, format!("{field} {problem}")));
     let format = match text.and_then(|text| text.get("format")) {
         None | Some(Value::Null) => return Ok(None),
@@ -191,7 +191,7 @@ fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Form)
     };
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(("text.format", Form::JsonObject))),
+        Some("json_object") => Ok(Some(("text.format", AnswerForm::JsonObject))),
         Some("json_schema") => {
             let strict = match format.get("strict") {
                 None | Some(Value::Null) => None,
@@ -200,7 +200,7 @@ fn form(text: Option<&Map<String, Value>>) -> Result<Option<(&'static str, Form)
             };
             match format.get("schema") {
                 Some(schema @ Value::Object(_)) => {
-                    Ok(Some(("text.format.schema", Form::JsonSchema { schema: schema.clone(), strict })))
+                    Ok(Some(("text.format.schema", AnswerForm::JsonSchema { schema: schema.clone(), strict })))
                 }
                 Some(_) | None => wrong("text.format.schema", "must be a JSON schema, which is an object"),
             }

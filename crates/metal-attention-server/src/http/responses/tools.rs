@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::http::ApiError;
 use crate::http::job::tool_choice::{AllowedCalls, ToolChoice};
 use crate::http::notes::Notes;
-use metal_attention_grammar::Form;
+use metal_attention_grammar::AnswerForm;
 
 /// A tool, with the function that the model sees.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub enum ToolKind {
     /// A function.
     Function,
     /// A tool with a text as its input, which may have to follow a grammar. Its function has one argument, `input`.
-    Custom(Option<Form>),
+    Custom(Option<AnswerForm>),
 }
 
 /// The tools of a request.
@@ -41,7 +41,7 @@ pub struct ToolSelection {
     /// The functions.
     pub calls: AllowedCalls,
     /// The custom tool whose input is the whole generated text, with the grammar of that text; `None`: calls as usual.
-    pub input_tool: Option<(ResponseTool, Form)>,
+    pub input_tool: Option<(ResponseTool, AnswerForm)>,
 }
 
 /// The name of the function that stands for a tool of a namespace.
@@ -167,7 +167,7 @@ impl ResponseTool {
 }
 
 /// The form of a custom tool's input, and a description of it for the model.
-fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String> {
+fn format(fields: &Map<String, Value>) -> Result<(Option<AnswerForm>, String), String> {
     let description = fields.get("description").and_then(Value::as_str).unwrap_or_default();
     let Some(Value::Object(format)) = fields.get("format") else { return Ok((None, description.to_owned())) };
     let grammar = format.get("grammar").and_then(Value::as_object).unwrap_or(format);
@@ -177,8 +177,8 @@ fn format(fields: &Map<String, Value>) -> Result<(Option<Form>, String), String>
         Some("grammar") => {
             let definition = word("definition").ok_or("its format has no definition")?;
             let (form, what) = match word("syntax") {
-                Some("lark") => (Form::Lark(definition.to_owned()), "Lark grammar"),
-                Some("regex") => (Form::Regex(definition.to_owned()), "regular expression"),
+                Some("lark") => (AnswerForm::Lark(definition.to_owned()), "Lark grammar"),
+                Some("regex") => (AnswerForm::Regex(definition.to_owned()), "regular expression"),
                 Some(_) | None => return Err("the syntax of its format must be lark or regex".into()),
             };
             let line = format!("The input follows this {what}:\n{definition}");
@@ -230,7 +230,7 @@ mod tests {
             "additionalProperties": false});
         assert_eq!(*of("say"), json!({"name": "say", "description": "Say it.", "parameters": input}));
         assert_eq!(of("pick")["description"], "The input follows this regular expression:\nyes|no");
-        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(Form::Regex("yes|no".into()))));
+        assert_eq!(tools.find("pick").unwrap().kind, ToolKind::Custom(Some(AnswerForm::Regex("yes|no".into()))));
     }
 
     #[test]

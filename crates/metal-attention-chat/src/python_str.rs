@@ -1,4 +1,4 @@
-//! Values as text: Python's `str` and `repr`.
+//! Python's `str` and `repr` of template values, and numbers of arbitrary size.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use minijinja::value::{Object, ObjectRepr, ValueKind};
 
 use crate::measured::{is_measured, is_tuple};
 
-/// A JSON number that no number of the template engine holds, as its text.
+/// A JSON number that the template engine cannot represent, in text form.
 #[derive(Debug)]
 pub(crate) struct ExactNumber(pub String);
 
@@ -29,7 +29,7 @@ impl Object for ExactNumber {
     }
 }
 
-/// Python's `str(value)`.
+/// Python's `str(value)`. An undefined value is the empty string.
 pub(crate) fn text(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
@@ -78,9 +78,9 @@ fn write_repr(out: &mut String, value: &Value) {
             }
             out.push('}');
         }
-        // What the engine writes as Python does, and objects such as macros and namespaces.
+        // Values that minijinja prints as Python does, and objects such as macros and namespaces.
         _ => {
-            // Writing to a text cannot fail.
+            // Writing to a String does not fail.
             let _ = write!(out, "{value}");
         }
     }
@@ -96,7 +96,7 @@ pub(crate) fn float(number: f64) -> String {
     }
     let text = format!("{number:?}");
     match text.split_once('e') {
-        // Rust and Python use exponents for the same numbers, but write them differently.
+        // Rust and Python use exponents for the same numbers, but in different notation.
         Some((mantissa, exponent)) => {
             let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
             format!("{mantissa}e{sign}{digits:0>2}")
@@ -105,7 +105,7 @@ pub(crate) fn float(number: f64) -> String {
     }
 }
 
-/// Python's `repr` of a text.
+/// Writes Python's `repr` of a string.
 fn quoted(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -122,7 +122,7 @@ fn quoted(out: &mut String, text: &str) {
             c if is_printable(c) => out.push(c),
             c => {
                 let code = u32::from(c);
-                // Writing to a text cannot fail.
+                // Writing to a String does not fail.
                 let _ = match code {
                     0..=0xff => write!(out, "\\x{code:02x}"),
                     0x100..=0xffff => write!(out, "\\u{code:04x}"),
@@ -139,7 +139,7 @@ pub(crate) fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
     }
-    // Rust escapes a combining character only where it begins a text.
+    // Rust's escape_debug escapes a combining character only at the start of a string.
     let after_letter = ['a', c].iter().collect::<String>();
     after_letter.escape_debug().nth(1) != Some('\\')
 }

@@ -1,8 +1,8 @@
-//! What of a JSON schema a grammar can follow.
+//! Reduces a JSON schema to the part that a grammar can enforce.
 //!
-//! A client's schema (JSON Schema 2020-12 and its drafts before, OpenAPI's `nullable`) becomes one that holds only keywords
-//! which the grammar enforces exactly. Annotations are dropped. An assertion that cannot be enforced is left out and listed
-//! with its place, so that every text of the grammar is valid but for what is listed.
+//! The input is a client's schema: JSON Schema 2020-12, its earlier drafts, or OpenAPI's `nullable`. The output has
+//! only keywords that llguidance enforces exactly. Annotations are dropped. An assertion that cannot be enforced is
+//! left out, and its JSON pointer is listed. So every text of the grammar is valid, except for the listed assertions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,46 +13,49 @@ use super::TYPES;
 use super::exclusive::{types_of, values_of};
 use super::multiples::Multiples;
 use super::negated::{dependencies, negated};
-use super::patterns::{begin_differently, kept_apart, size_of_followed};
+use super::patterns::{begin_differently, kept_apart, size_if_enforced};
 use super::references::References;
 
-/// Formats that the grammar enforces; every other format is an annotation (JSON Schema 2020-12, Validation, 7.2.1).
+/// The formats that the grammar enforces. Other formats are annotations (JSON Schema 2020-12, Validation, 7.2.1).
 const FORMATS: [&str; 9] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
-/// Bounds of numbers beyond this are left out: integers are not exact there (IEEE 754, binary64).
+/// The maximum magnitude of a numeric bound, 2^53. Beyond it doubles do not represent all integers, and the bound is
+/// left out.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
-/// Most properties of one object that are not required; the grammar of an object grows with their square.
+/// The maximum number of optional properties of one object. The size of an object's grammar is quadratic in it.
 const MAX_OPTIONAL: usize = 400;
-/// Most elements of a pattern with its repetitions written out, in all patterns of a schema together.
+/// The maximum size of all patterns of a schema together, in elements, repetitions expanded.
 const MAX_PATTERN_SIZE: u64 = 1 << 20;
-/// Schemas inside each other, references followed.
+/// The maximum nesting of schemas, references included.
 pub const MAX_DEPTH: usize = 200;
 
-/// A schema that a grammar follows, and what of the client's schema it leaves out.
+/// The part of a schema that a grammar enforces.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FollowedSchema {
-    /// The schema. References lead to `#/$defs`.
+pub struct EnforcedSchema {
+    /// The reduced schema. Its references lead to `#/$defs`.
     pub schema: Value,
-    /// Places of assertions that it lacks, as JSON pointers to their keywords, such as `#/properties/d/not`.
+    /// JSON pointers to the keywords that were left out, such as `#/properties/d/not`.
     pub left_out: Vec<String>,
 }
 
-/// How much of a schema is followed.
+/// The detail in which a schema is enforced. Coarser levels are tried when llguidance cannot compile a finer one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// All that a grammar can follow.
+    /// Everything that a grammar can enforce.
     Full,
-    /// All but what makes grammars large, or contradicts itself where schemas are merged: patterns and multiples.
+    /// Without patterns and `multipleOf`, which make grammars large or ambiguous when schemas are merged.
     Rough,
-    /// The same without references that recur: a schema that is merged with what is inside of it has no end.
+    /// In addition without recursive references: llguidance does not terminate on a schema that is merged with a part
+    /// of itself.
     Flat,
 }
 
-/// Keywords that only [`Detail::Full`] follows.
+/// The keywords that only [`Detail::Full`] enforces.
 const DETAILS: [&str; 4] = ["pattern", "patternProperties", "propertyNames", "multipleOf"];
 
-/// What of `schema` a grammar can follow. An error where it is no schema.
-pub fn follow(schema: &Value, detail: Detail) -> Result<FollowedSchema, String> {
-    let mut pass = Pass {
+/// The part of `schema` that a grammar can enforce. An error message if `schema` is not a JSON schema, or is nested
+/// too deeply.
+pub fn enforceable(schema: &Value, detail: Detail) -> Result<EnforcedSchema, String> {
+    let mut builder = EnforcedSchemaBuilder {
         references: References::new(schema),
         detail,
         targets: BTreeMap::new(),
@@ -61,35 +64,36 @@ pub fn follow(schema: &Value, detail: Detail) -> Result<FollowedSchema, String> 
         multiples: Multiples::default(),
         pattern_size: 0,
     };
-    let mut followed = pass.schema(schema, "#", 0)?;
+    let mut enforced = builder.schema(schema, "#", 0)?;
     let mut definitions = Map::new();
-    while let Some((name, target, place)) = pass.pending.pop_front() {
-        definitions.insert(name, pass.schema(target, &place, 0)?);
+    while let Some((name, target, place)) = builder.pending.pop_front() {
+        definitions.insert(name, builder.schema(target, &place, 0)?);
     }
-    if let (false, Some(root)) = (definitions.is_empty(), followed.as_object_mut()) {
+    if let (false, Some(root)) = (definitions.is_empty(), enforced.as_object_mut()) {
         root.insert("$defs".into(), definitions.into());
     }
-    Ok(FollowedSchema { schema: followed, left_out: pass.left_out.into_iter().collect() })
+    Ok(EnforcedSchema { schema: enforced, left_out: builder.left_out.into_iter().collect() })
 }
 
-struct Pass<'a> {
+struct EnforcedSchemaBuilder<'a> {
     references: References<'a>,
     detail: Detail,
-    /// Names in `$defs` of the schemas that references lead to, by these references.
+    /// For each reference, the name in `$defs` of its target.
     targets: BTreeMap<String, String>,
-    /// Targets that are to be followed: name, schema, place.
+    /// Targets that are still to be reduced: name, schema, JSON pointer.
     pending: VecDeque<(String, &'a Value, String)>,
     left_out: BTreeSet<String>,
     multiples: Multiples,
     pattern_size: u64,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> EnforcedSchemaBuilder<'a> {
+    /// Records that a keyword of the schema at `place` is not enforced.
     fn leave_out(&mut self, place: &str, keyword: &str) {
         self.left_out.insert(format!("{place}/{}", escaped(keyword)));
     }
 
-    /// What is followed of `value`, the schema at `place`.
+    /// The enforced part of `value`, the schema at the JSON pointer `place`.
     fn schema(&mut self, value: &'a Value, place: &str, depth: usize) -> Result<Value, String> {
         if depth > MAX_DEPTH {
             return Err(format!("its schemas are more than {MAX_DEPTH} deep in each other"));
@@ -103,15 +107,16 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// The enforced part of an object schema, keyword by keyword.
     fn object(&mut self, object: &'a Map<String, Value>, place: &str, depth: usize) -> Result<Value, String> {
         let mut out = Map::new();
-        // What further assertions come to, each as a schema of its own.
+        // Further assertions that are expressed as schemas of their own, for `allOf`.
         let mut all = Vec::new();
         for (keyword, value) in object {
             let at = || format!("{place}/{}", escaped(keyword));
             match keyword.as_str() {
                 keyword if self.detail != Detail::Full && DETAILS.contains(&keyword) => self.leave_out(place, keyword),
-                // By itself it would forbid the names that the patterns allow.
+                // Without the patterns it would forbid the names that they allow.
                 "additionalProperties" if self.detail != Detail::Full && object.contains_key("patternProperties") => {
                     self.leave_out(place, keyword);
                 }
@@ -129,7 +134,7 @@ impl<'a> Pass<'a> {
                 }
                 "allOf" => {
                     if let Value::Array(parts) = self.schemas(value, &at(), depth)? {
-                        // Properties are written in the order of the schema's keywords.
+                        // A placeholder keeps the order of keywords, which is the order of properties in the text.
                         if !parts.is_empty() {
                             out.insert(keyword.clone(), Value::Null);
                         }
@@ -141,7 +146,7 @@ impl<'a> Pass<'a> {
                     if !value.as_array().is_some_and(|parts| self.references.exclude_each_other(parts)) {
                         self.leave_out(place, keyword);
                     }
-                    // Of parts that may hold together, one or several hold.
+                    // If several parts can be valid at once, one or more of them are valid.
                     if out.contains_key("anyOf") || object.contains_key("anyOf") {
                         all.push(json!({"anyOf": parts}));
                     } else {
@@ -163,7 +168,7 @@ impl<'a> Pass<'a> {
                     Some(names) if names.iter().all(Value::is_string) => {
                         drop(out.insert(keyword.clone(), value.clone()));
                     }
-                    // As in OpenAPI 2, where it is a flag of a parameter.
+                    // In OpenAPI 2 it is a flag of a parameter.
                     None if value.is_boolean() => {}
                     Some(_) | None => return Err(format!("{} must be a list of strings", at())),
                 },
@@ -184,7 +189,7 @@ impl<'a> Pass<'a> {
                     _ => return Err(format!("{} must be a number", at())),
                 },
                 "pattern" => match value.as_str() {
-                    Some(pattern) if self.is_followed(pattern) => drop(out.insert(keyword.clone(), value.clone())),
+                    Some(pattern) if self.is_enforced(pattern) => drop(out.insert(keyword.clone(), value.clone())),
                     Some(_) => self.leave_out(place, keyword),
                     None => return Err(format!("{} must be a string", at())),
                 },
@@ -211,7 +216,7 @@ impl<'a> Pass<'a> {
                     Some(parts) => all.extend(parts),
                     None => self.leave_out(place, keyword),
                 },
-                // `propertyNames` and `nullable` are added below. All others are annotations, or keywords that nobody defined.
+                // `propertyNames` and `nullable` are handled below. Other keywords are annotations or unknown.
                 _ => {}
             }
         }
@@ -224,17 +229,19 @@ impl<'a> Pass<'a> {
         self.limit_optional(&mut out, place);
         self.limit_counts(&mut out, place);
         let is_nullable = object.get("nullable") == Some(&Value::Bool(true));
-        // OpenAPI 3.0.
+        // `nullable` is from OpenAPI 3.0.
         Ok(if is_nullable { json!({"anyOf": [out, {"type": "null"}]}) } else { out.into() })
     }
 
+    /// The enforced parts of a list of schemas.
     fn schemas(&mut self, value: &'a Value, place: &str, depth: usize) -> Result<Value, String> {
         let list = value.as_array().ok_or_else(|| format!("{place} must be a list of schemas"))?;
-        let followed: Result<Vec<_>, _> =
+        let enforced: Result<Vec<_>, _> =
             list.iter().enumerate().map(|(i, part)| self.schema(part, &format!("{place}/{i}"), depth + 1)).collect();
-        Ok(followed?.into())
+        Ok(enforced?.into())
     }
 
+    /// The enforced parts of an object of schemas.
     fn schemas_by_name(&mut self, value: &'a Value, place: &str, depth: usize) -> Result<Value, String> {
         let object = value.as_object().ok_or_else(|| format!("{place} must be an object with schemas"))?;
         let mut out = Map::new();
@@ -244,8 +251,8 @@ impl<'a> Pass<'a> {
         Ok(out.into())
     }
 
-    /// Schemas by patterns of names. A pattern that cannot be followed, or that may match a name of a later pattern, is left
-    /// out.
+    /// Handles `patternProperties`. A pattern that cannot be enforced, or that could match the same name as a later
+    /// pattern, is left out.
     fn pattern_properties(
         &mut self,
         value: &'a Value,
@@ -255,42 +262,43 @@ impl<'a> Pass<'a> {
     ) -> Result<(), String> {
         let at = format!("{place}/patternProperties");
         let patterns = value.as_object().ok_or_else(|| format!("{at} must be an object with schemas"))?;
-        let mut followed = Map::new();
+        let mut enforced = Map::new();
         for (pattern, schema) in patterns {
-            if self.is_followed(pattern) {
+            if self.is_enforced(pattern) {
                 let schema = self.schema(schema, &format!("{at}/{}", escaped(pattern)), depth + 1)?;
-                followed.insert(pattern.clone(), schema);
+                enforced.insert(pattern.clone(), schema);
             } else {
                 self.leave_out(&at, pattern);
             }
         }
-        // The grammar takes a name by one of its patterns, and would not hold it to a second one.
-        let patterns: Vec<_> = followed.keys().cloned().collect();
+        // The grammar applies only one pattern to a name. So two patterns must not match the same name.
+        let patterns: Vec<_> = enforced.keys().cloned().collect();
         for (i, pattern) in patterns.iter().enumerate() {
             for other in &patterns[i + 1..] {
-                let [Some(schema), Some(other_schema)] = [pattern, other].map(|pattern| followed.get(pattern).cloned())
+                let [Some(schema), Some(other_schema)] = [pattern, other].map(|pattern| enforced.get(pattern).cloned())
                 else {
                     continue;
                 };
                 if !begin_differently(pattern, other) {
-                    followed.remove(pattern);
+                    enforced.remove(pattern);
                     match kept_apart(pattern, other) {
                         Some((pattern, other_apart)) => {
-                            followed.remove(other);
-                            followed.extend([(pattern, schema), (other_apart, other_schema)]);
+                            enforced.remove(other);
+                            enforced.extend([(pattern, schema), (other_apart, other_schema)]);
                         }
                         None => self.leave_out(&at, pattern),
                     }
                 }
             }
         }
-        if !followed.is_empty() {
-            out.insert("patternProperties".into(), followed.into());
+        if !enforced.is_empty() {
+            out.insert("patternProperties".into(), enforced.into());
         }
         Ok(())
     }
 
-    /// The name in `$defs` of what a reference of `object` leads to; none where it leads nowhere, or back to `object`.
+    /// The reference, in the output, for a `$ref` of `object`; `None` if its target does not exist, or leads back to
+    /// `object` without consuming a value.
     fn reference(&mut self, reference: &str, object: &Map<String, Value>) -> Option<String> {
         let target = self.references.resolve(reference)?;
         if self.references.leads_back(reference, object) {
@@ -309,6 +317,7 @@ impl<'a> Pass<'a> {
         Some(format!("#/$defs/{name}"))
     }
 
+    /// Handles `type`.
     fn types(&mut self, value: &Value, out: &mut Map<String, Value>, place: &str) -> Result<(), String> {
         let known = |name: &Value| name.as_str().is_some_and(|name| TYPES.contains(&name));
         match value {
@@ -322,6 +331,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
+    /// Handles a numeric bound.
     fn bound(
         &mut self,
         keyword: &str,
@@ -331,7 +341,7 @@ impl<'a> Pass<'a> {
         place: &str,
     ) -> Result<(), String> {
         let number = match (keyword, value) {
-            // In draft 4 these are flags of minimum and maximum.
+            // In draft 4 these are boolean flags of minimum and maximum.
             ("exclusiveMinimum", Value::Bool(is_exclusive)) => {
                 object.get("minimum").filter(|_| *is_exclusive).and_then(Value::as_f64)
             }
@@ -348,14 +358,16 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Whether the grammar follows a pattern: one without look-around and back-references, of bounded size.
-    fn is_followed(&mut self, pattern: &str) -> bool {
-        let Some(size) = size_of_followed(pattern) else { return false };
+    /// Whether the grammar enforces a pattern: it has no lookaround, backreferences or word boundaries, and the
+    /// patterns are not too large in total. Counts its size.
+    fn is_enforced(&mut self, pattern: &str) -> bool {
+        let Some(size) = size_if_enforced(pattern) else { return false };
         self.pattern_size = self.pattern_size.saturating_add(size);
         self.pattern_size <= MAX_PATTERN_SIZE
     }
 
-    /// `propertyNames`, where an object's further names follow it: as names by a pattern, or as names.
+    /// Handles `propertyNames`, if the object names no properties itself: as a pattern of names, or as a list of
+    /// names.
     fn property_names(
         &mut self,
         value: &Value,
@@ -373,7 +385,7 @@ impl<'a> Pass<'a> {
             return Ok(());
         };
         let assertions: Vec<_> = names.iter().filter(|(keyword, _)| is_assertion(keyword)).collect();
-        // A name is a text.
+        // A property name is always a string.
         let has_texts = types_of(names).is_none_or(|types| types.contains("string"));
         if !has_texts {
             out.insert("maxProperties".into(), json!(0));
@@ -394,7 +406,7 @@ impl<'a> Pass<'a> {
         let further = out.get("additionalProperties").cloned().unwrap_or(Value::Bool(true));
         match (pattern, known) {
             _ if has_names => self.leave_out(place, "propertyNames"),
-            (Some(pattern), _) if self.is_followed(&pattern) => {
+            (Some(pattern), _) if self.is_enforced(&pattern) => {
                 out.insert("patternProperties".into(), json!({pattern: further}));
                 out.insert("additionalProperties".into(), Value::Bool(false));
             }
@@ -409,7 +421,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Takes properties beyond [`MAX_OPTIONAL`] that are not required out of an object: texts without them are valid, too.
+    /// Drops optional properties beyond [`MAX_OPTIONAL`]. Texts without them are valid, too.
     fn limit_optional(&mut self, out: &mut Map<String, Value>, place: &str) {
         let required = required_names(out);
         let Some(properties) = out.get_mut("properties").and_then(Value::as_object_mut) else { return };
@@ -425,7 +437,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The grammar counts the properties of an object whose named ones are all required.
+    /// Drops `minProperties` and `maxProperties` where the grammar does not count properties: it counts only if all
+    /// named properties are required.
     fn limit_counts(&mut self, out: &mut Map<String, Value>, place: &str) {
         if out.get("maxProperties") == Some(&json!(0)) {
             for keyword in ["maxProperties", "properties", "patternProperties"] {
@@ -436,7 +449,7 @@ impl<'a> Pass<'a> {
         let required = required_names(out);
         let named = out.get("properties").and_then(Value::as_object);
         let has_optional = named.is_some_and(|named| named.keys().any(|name| !required.contains(name)));
-        // What is merged with it may name properties, too.
+        // A schema that is merged with this one may name further properties.
         let is_merged = ["allOf", "anyOf", "$ref"].iter().any(|keyword| out.contains_key(*keyword))
             || ["/allOf/", "/anyOf/", "/oneOf/", "/$defs/"].iter().any(|part| place.contains(part));
         if has_optional || is_merged {
@@ -449,7 +462,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The pattern of the texts whose length, in characters, is within the bounds of a schema.
+/// A pattern of the strings whose length, in characters, is within the bounds of a schema; `None` for invalid bounds.
 fn pattern_of_lengths(bounds: &Map<String, Value>) -> Option<String> {
     let length = |keyword: &str| bounds.get(keyword).map(|length| count(length)?.as_u64());
     let least = length("minLength").unwrap_or(Some(0))?;
@@ -457,23 +470,24 @@ fn pattern_of_lengths(bounds: &Map<String, Value>) -> Option<String> {
     Some(format!("^[\\s\\S]{{{least},{most}}}$"))
 }
 
-/// The names of properties that an object requires.
+/// The names of the required properties of an object.
 fn required_names(object: &Map<String, Value>) -> BTreeSet<String> {
     let names = object.get("required").and_then(Value::as_array);
     names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// A name as a step of a JSON pointer (RFC 6901).
+/// A name as a segment of a JSON pointer (RFC 6901).
 fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// A count, also where it is written as `3.0`.
+/// A count, which may be written as `3.0`; `None` for other values.
 fn count(value: &Value) -> Option<Value> {
     let number = value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(n))?;
     Some(json!(number as u64))
 }
 
+/// Whether a keyword with this value restricts nothing.
 fn asserts_nothing(keyword: &str, value: &Value) -> bool {
     match value {
         Value::Bool(holds) if keyword == "uniqueItems" => !holds,
@@ -483,7 +497,7 @@ fn asserts_nothing(keyword: &str, value: &Value) -> bool {
     }
 }
 
-/// Whether a keyword of a schema for names restricts them.
+/// Whether a keyword of a schema is an assertion, not an annotation. `format` counts as an annotation here.
 pub fn is_assertion(keyword: &str) -> bool {
     !["title", "description", "$comment", "default", "examples", "format"].contains(&keyword)
 }

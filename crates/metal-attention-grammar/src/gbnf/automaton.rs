@@ -1,4 +1,5 @@
-//! The texts of a terminal, as an automaton over bytes: how terminals of one lexer get into each other's way.
+//! Deterministic automata of terminals, over bytes, and their comparison. `terminals.rs` uses it to find terminals
+//! that a greedy lexer would confuse.
 
 use std::collections::HashSet;
 
@@ -8,48 +9,48 @@ use regex_automata::util::start;
 use regex_automata::{Anchored, MatchKind};
 use regex_syntax::hir::Hir;
 
-use super::{GbnfError, Work};
+use super::{GbnfError, WorkBudget};
 
-/// Most states of an automaton.
+/// The maximum number of states of an automaton.
 const MAX_STATES: usize = 2000;
-/// Most bytes of what automata are made from.
+/// The maximum size in bytes of the NFA and of the DFA that an automaton is made from.
 const MAX_BYTES: usize = 8 << 20;
 
 /// A set of bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Bytes([u64; 4]);
+pub struct ByteSet([u64; 4]);
 
-impl Bytes {
+impl ByteSet {
     fn insert(&mut self, byte: u8) {
         self.0[usize::from(byte) / 64] |= 1 << (byte % 64);
     }
 
-    /// Adds those of `other`.
+    /// Adds the bytes of `other`.
     pub fn add(&mut self, other: Self) {
         self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
     }
 
-    /// Whether a byte is in both.
+    /// Whether the sets have a byte in common.
     pub fn meets(self, other: Self) -> bool {
         self.0.iter().zip(other.0).any(|(word, other)| word & other != 0)
     }
 }
 
-/// No text goes on from this state.
+/// The state from which no text can be completed.
 const DEAD: u16 = 0;
-/// Where texts begin.
+/// The initial state.
 const START: u16 = 1;
 
-/// The texts of one terminal.
-pub struct Language {
-    /// The state after each byte, for each state.
+/// The automaton that accepts the texts of one terminal.
+pub struct TerminalAutomaton {
+    /// For each state, the state after each byte.
     next: Vec<[u16; 256]>,
-    /// Whether a text may end, for each state.
+    /// For each state, whether a text may end there.
     ends: Vec<bool>,
 }
 
-impl Language {
-    /// That of `hir`; `None` where its automaton is too large.
+impl TerminalAutomaton {
+    /// The automaton of `hir`; `None` if it would be too large.
     pub fn new(hir: &Hir) -> Option<Self> {
         let nfa = thompson::Config::new().nfa_size_limit(Some(MAX_BYTES)).shrink(false);
         let nfa = thompson::Compiler::new().configure(nfa).build_from_hir(hir).ok()?;
@@ -84,7 +85,7 @@ impl Language {
             ends.push(dfa.is_match_state(dfa.next_eoi_state(state)));
             at += 1;
         }
-        // The automaton tells of the end of a text a byte late: the states for that lead to no text.
+        // The DFA reports a match one byte late. The states that only serve this lead to no text and become dead.
         let mut live = ends.clone();
         let mut changed = true;
         while changed {
@@ -104,24 +105,26 @@ impl Language {
         Some(Self { next, ends })
     }
 
-    /// The bytes that texts begin with.
-    pub fn first(&self) -> Bytes {
+    /// The bytes that a text may begin with.
+    pub fn first(&self) -> ByteSet {
         self.after(START)
     }
 
-    fn after(&self, state: u16) -> Bytes {
-        let mut bytes = Bytes::default();
+    /// The bytes that may follow in `state`.
+    fn after(&self, state: u16) -> ByteSet {
+        let mut bytes = ByteSet::default();
         (0..=255).filter(|&byte| self.step(state, byte) != DEAD).for_each(|byte| bytes.insert(byte));
         bytes
     }
 
+    /// The state after `byte` in `state`.
     fn step(&self, state: u16, byte: u8) -> u16 {
         self.next[usize::from(state)][usize::from(byte)]
     }
 
-    /// How the texts of both are related.
-    pub fn compare(&self, other: &Self, work: &mut Work) -> Result<Comparison, GbnfError> {
-        let mut comparison = Comparison::default();
+    /// Compares the texts of `self` and `other`, by a walk through the product automaton.
+    pub fn compare(&self, other: &Self, work: &mut WorkBudget) -> Result<TerminalOverlap, GbnfError> {
+        let mut comparison = TerminalOverlap::default();
         let (mut left, mut seen) = (vec![(START, START)], HashSet::new());
         while let Some((a, b)) = left.pop() {
             work.spend(256)?;
@@ -141,25 +144,25 @@ impl Language {
     }
 }
 
-/// How the texts of two terminals are related.
+/// The relation between the texts of two terminals, A (`self`) and B (`other`).
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Comparison {
-    /// The bytes with which texts of the other one go on after a whole text of the first one.
-    pub go_on: Bytes,
-    /// Whether a text that is not empty is one of both.
+pub struct TerminalOverlap {
+    /// The bytes with which a text of B continues after a complete text of A.
+    pub go_on: ByteSet,
+    /// Whether a non-empty text belongs to both.
     pub share: bool,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gbnf::Work;
+    use crate::gbnf::WorkBudget;
 
     #[test]
-    fn languages_are_compared() {
-        let language = |pattern: &str| Language::new(&regex_syntax::parse(pattern).unwrap()).unwrap();
+    fn automata_are_compared() {
+        let automaton = |pattern: &str| TerminalAutomaton::new(&regex_syntax::parse(pattern).unwrap()).unwrap();
         let bytes = |text: &str| {
-            let mut bytes = Bytes::default();
+            let mut bytes = ByteSet::default();
             text.bytes().for_each(|byte| bytes.insert(byte));
             bytes
         };
@@ -171,9 +174,9 @@ mod tests {
             ("ab|ac", "a", "", false),
             ("a*", "ab?", "b", true),
         ] {
-            let compared = language(a).compare(&language(b), &mut Work(Work::ALL)).unwrap();
+            let compared = automaton(a).compare(&automaton(b), &mut WorkBudget(WorkBudget::ALL)).unwrap();
             assert_eq!((compared.go_on, compared.share), (bytes(go_on), share), "{a} {b}");
         }
-        assert_eq!(language("[xy]z*").first(), bytes("xy"));
+        assert_eq!(automaton("[xy]z*").first(), bytes("xy"));
     }
 }

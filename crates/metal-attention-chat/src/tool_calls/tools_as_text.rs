@@ -1,4 +1,5 @@
-//! Tools for models whose chat template does not know all about them: the rest is told in plain words.
+//! Support for tools if the chat template does not handle them, or not completely: tools, calls and results are put
+//! into the texts of messages.
 
 use serde_json::Value;
 
@@ -6,135 +7,140 @@ use super::syntax::{PYTHONIC_END, PYTHONIC_START};
 use super::{ToolFormat, python_value};
 use crate::{Message, Role, Tool, ToolCall};
 
-/// What a chat template tells the model of tools.
+/// The support for tools in a chat template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Telling {
-    pub tools: Tools,
-    calls: Calls,
-    results: Results,
+pub(crate) struct TemplateToolSupport {
+    pub tools: ToolPlacement,
+    calls: CallPlacement,
+    results: ResultRole,
 }
 
-/// Where a template looks for the tools.
+/// The place where a template expects the tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tools {
-    /// In the variable `tools`.
+pub(crate) enum ToolPlacement {
+    /// The variable `tools`.
     Variable,
-    /// In a field of the system message, as a text: Phi 4 mini.
+    /// A field of the system message, as text: Phi 4 mini.
     SystemText,
-    /// There, as a list: GLM 4.
+    /// A field of the system message, as a list: GLM 4.
     SystemList,
-    /// Nowhere.
+    /// The template does not support tools.
     Nowhere,
 }
 
-/// Where a template looks for calls.
+/// The place where a template expects calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Calls {
-    /// In the field `tool_calls`.
+enum CallPlacement {
+    /// The field `tool_calls`.
     Field,
-    /// In messages of their own, with the function's name as `metadata`: GLM 4.
+    /// Separate messages, with the function's name in `metadata`: GLM 4.
     Metadata,
-    /// In the message's text, as the model has written them: LFM2.
+    /// The text of the message, in the model's format: LFM2.
     Text,
-    /// Nowhere.
+    /// The template does not support calls.
     Nowhere,
 }
 
-/// What a template makes of what calls gave.
+/// The role that a template expects for results of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Results {
-    /// It knows the role `tool`, or any.
+enum ResultRole {
+    /// The role `tool`, or any role.
     Tool,
-    /// It knows the role `observation`: GLM 4.
+    /// The role `observation`: GLM 4.
     Observation,
-    /// Nothing.
+    /// The template does not support results.
     Nothing,
 }
 
-impl Telling {
-    /// What the template of this text tells.
+impl TemplateToolSupport {
+    /// The support in the template `source`, judged by the names that occur in it.
     pub fn of_template(source: &str) -> Self {
         let has = |text: &str| source.contains(text);
         let metadata = calls_are_metadata(source);
         let tools = match (has("tools"), has("['tools']") && !has("tool_calls")) {
-            (false, _) => Tools::Nowhere,
-            (true, false) => Tools::Variable,
-            (true, true) if has("for tool in tools") => Tools::SystemList,
-            (true, true) => Tools::SystemText,
+            (false, _) => ToolPlacement::Nowhere,
+            (true, false) => ToolPlacement::Variable,
+            (true, true) if has("for tool in tools") => ToolPlacement::SystemList,
+            (true, true) => ToolPlacement::SystemText,
         };
         let calls = match tools {
-            _ if metadata => Calls::Metadata,
-            Tools::Variable if has("tool_calls") => Calls::Field,
-            Tools::Variable if ToolFormat::known(source) == Some(ToolFormat::Pythonic) => Calls::Text,
-            Tools::Variable | Tools::SystemText | Tools::SystemList | Tools::Nowhere => Calls::Nowhere,
+            _ if metadata => CallPlacement::Metadata,
+            ToolPlacement::Variable if has("tool_calls") => CallPlacement::Field,
+            ToolPlacement::Variable if ToolFormat::known(source) == Some(ToolFormat::Pythonic) => CallPlacement::Text,
+            ToolPlacement::Variable
+            | ToolPlacement::SystemText
+            | ToolPlacement::SystemList
+            | ToolPlacement::Nowhere => CallPlacement::Nowhere,
         };
         let results = match tools {
-            _ if metadata => Results::Observation,
-            Tools::Variable => Results::Tool,
-            Tools::SystemText | Tools::SystemList | Tools::Nowhere => Results::Nothing,
+            _ if metadata => ResultRole::Observation,
+            ToolPlacement::Variable => ResultRole::Tool,
+            ToolPlacement::SystemText | ToolPlacement::SystemList | ToolPlacement::Nowhere => ResultRole::Nothing,
         };
         Self { tools, calls, results }
     }
 
-    /// Whether the template knows all that a conversation has.
+    /// Whether the template supports everything that the conversation contains.
     pub fn suffices(self, messages: &[Message], tools: &[Tool]) -> bool {
-        (self.tools == Tools::Variable || tools.is_empty())
-            && (matches!(self.calls, Calls::Field | Calls::Text)
+        (self.tools == ToolPlacement::Variable || tools.is_empty())
+            && (matches!(self.calls, CallPlacement::Field | CallPlacement::Text)
                 || messages.iter().all(|message| message.tool_calls.is_empty()))
-            && (self.results == Results::Tool || messages.iter().all(|message| message.role != Role::Tool))
+            && (self.results == ResultRole::Tool || messages.iter().all(|message| message.role != Role::Tool))
     }
 
-    /// The name that the template has for the role of what calls gave.
+    /// The name of the role of messages with results.
     pub fn role_of_results(self) -> &'static str {
         match self.results {
-            Results::Tool | Results::Nothing => Role::Tool.name(),
-            Results::Observation => "observation",
+            ResultRole::Tool | ResultRole::Nothing => Role::Tool.name(),
+            ResultRole::Observation => "observation",
         }
     }
 
-    /// The field that the name in an assistant's message goes to.
+    /// The field for the name in an assistant's message.
     pub fn field_of_name(self) -> &'static str {
         match self.calls {
-            Calls::Metadata => "metadata",
-            Calls::Field | Calls::Text | Calls::Nowhere => "name",
+            CallPlacement::Metadata => "metadata",
+            CallPlacement::Field | CallPlacement::Text | CallPlacement::Nowhere => "name",
         }
     }
 
-    /// The text of `calls` where they belong into that of the message: a mark, calls, and a mark.
+    /// The text of `calls`, to be appended to the message's text, in three parts: start mark, calls, end mark. `None`
+    /// if calls are not put into the text.
     pub fn in_text(self, calls: &[ToolCall]) -> Option<[String; 3]> {
-        let is_text = self.calls == Calls::Text && !calls.is_empty();
+        let is_text = self.calls == CallPlacement::Text && !calls.is_empty();
         let calls = || calls.iter().map(as_python).collect::<Vec<_>>().join(", ");
         is_text.then(|| [format!("{PYTHONIC_START}["), calls(), format!("]{PYTHONIC_END}")])
     }
 
-    /// The tools as they belong into a field of the system message.
+    /// The tools as the value of a field of the system message; `None` if the template does not expect them there.
     pub fn in_system_message(self, tools: &[Tool]) -> Option<Value> {
         match self.tools {
-            Tools::SystemText => Some(format!("[{}]", functions(tools).join(", ")).into()),
-            Tools::SystemList => Some(tools.iter().map(|tool| tool.as_value().clone()).collect()),
-            Tools::Variable | Tools::Nowhere => None,
+            ToolPlacement::SystemText => Some(format!("[{}]", functions(tools).join(", ")).into()),
+            ToolPlacement::SystemList => Some(tools.iter().map(|tool| tool.as_value().clone()).collect()),
+            ToolPlacement::Variable | ToolPlacement::Nowhere => None,
         }
     }
 }
 
-/// Whether a call is a message of its own, whose text is the arguments.
+/// Whether a call is a separate message whose text is the arguments.
 pub(super) fn calls_are_metadata(source: &str) -> bool {
     source.contains("metadata") && (source.contains("observation") || source.contains("[gMASK]"))
 }
 
-/// The conversation for a template that tells no more than `telling`. What it does not know is told in plain words: the
-/// first message describes the tools, calls are text, and what they gave comes from the user.
-pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[Tool]) -> Vec<Message> {
+/// The conversation with everything that the template does not support put into texts: the first message describes the
+/// tools, calls are JSON in the assistant's text, and results are messages of the user.
+pub(crate) fn with_tools_as_text(support: TemplateToolSupport, messages: &[Message], tools: &[Tool]) -> Vec<Message> {
     let mut plain: Vec<Message> = Vec::new();
-    // Whether the last message has answers in the user's name. More of the user's belongs to it: roles have to alternate.
+    // Whether the last message is a user message with results. Further user messages are joined to it, because roles
+    // have to alternate.
     let mut answers = false;
     for message in messages {
         let mut message = message.clone();
-        let mut calls = match telling.calls {
-            Calls::Field | Calls::Text => Vec::new(),
-            Calls::Metadata | Calls::Nowhere => std::mem::take(&mut message.tool_calls),
+        let mut calls = match support.calls {
+            CallPlacement::Field | CallPlacement::Text => Vec::new(),
+            CallPlacement::Metadata | CallPlacement::Nowhere => std::mem::take(&mut message.tool_calls),
         };
-        if telling.calls == Calls::Metadata && !calls.is_empty() {
+        if support.calls == CallPlacement::Metadata && !calls.is_empty() {
             if !message.text().is_empty() {
                 plain.push(message);
             }
@@ -151,9 +157,9 @@ pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[To
             let text = message.content.get_or_insert_default();
             *text = if text.is_empty() { call } else { format!("{text}\n{call}") };
         }
-        let is_answer = message.role == Role::Tool && telling.results == Results::Nothing;
+        let is_answer = message.role == Role::Tool && support.results == ResultRole::Nothing;
         if is_answer {
-            message = Message::user(answer_in_plain_words(message.text()));
+            message = Message::user(tool_result_as_text(message.text()));
         }
         let last = plain.last_mut().filter(|last| last.role == Role::User && (is_answer || answers));
         answers = is_answer;
@@ -166,14 +172,14 @@ pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[To
     if tools.is_empty() {
         return plain;
     }
-    match telling.tools {
-        Tools::Variable => {}
-        Tools::SystemText | Tools::SystemList => {
+    match support.tools {
+        ToolPlacement::Variable => {}
+        ToolPlacement::SystemText | ToolPlacement::SystemList => {
             if plain.first().is_none_or(|first| !matches!(first.role, Role::System | Role::Developer)) {
                 plain.insert(0, Message::system(""));
             }
         }
-        Tools::Nowhere => {
+        ToolPlacement::Nowhere => {
             if let Some(first) = plain.first_mut() {
                 first.content = Some(format!("{}\n\n{}", instructions(tools), first.text()));
             }
@@ -182,12 +188,12 @@ pub(crate) fn in_plain_words(telling: Telling, messages: &[Message], tools: &[To
     plain
 }
 
-/// What a call gave, as a text of the user.
-pub(crate) fn answer_in_plain_words(answer: &str) -> String {
+/// The result of a call as text of the user.
+pub(crate) fn tool_result_as_text(answer: &str) -> String {
     format!("The function answers: {answer}")
 }
 
-/// A call as Python writes it.
+/// A call in Python's notation.
 fn as_python(call: &ToolCall) -> String {
     let arguments = match serde_json::from_str(&call.function.arguments) {
         Ok(Value::Object(arguments)) => {
@@ -226,7 +232,7 @@ mod tests {
         let answer = |text| Message::new(Role::Tool, text);
         let messages = [Message::user("Hi"), call, answer("one"), answer("two")];
         let tools = [Tool::try_from(tool).unwrap()];
-        let plain = in_plain_words(Telling::of_template(""), &messages, &tools);
+        let plain = with_tools_as_text(TemplateToolSupport::of_template(""), &messages, &tools);
         assert!(plain[0].text().starts_with("You can call these functions:\n{\"name\":\"f\"}\n\nTo call one"));
         assert!(plain[0].text().ends_with("\n\nHi"));
         assert_eq!(
@@ -237,19 +243,19 @@ mod tests {
     }
 
     #[test]
-    fn what_a_template_knows_is_left_to_it() {
+    fn templates_that_support_tools_are_left_alone() {
         let tool = serde_json::json!({"type": "function", "function": {"name": "f"}});
         let tools = [Tool::try_from(tool).unwrap()];
         let call = Message { tool_calls: vec![ToolCall::new("1", "f", "{}")], ..Message::assistant("Well.") };
         let messages = [Message::user("Hi"), call, Message::new(Role::Tool, "one")];
         let told = |source: &str| {
-            let telling = Telling::of_template(source);
-            let plain = in_plain_words(telling, &messages, &tools);
+            let support = TemplateToolSupport::of_template(source);
+            let plain = with_tools_as_text(support, &messages, &tools);
             let texts: Vec<_> = plain.iter().map(|m| format!("{} {}", m.role.name(), m.text())).collect();
             (
-                telling.suffices(&messages, &tools),
+                support.suffices(&messages, &tools),
                 texts,
-                telling.in_system_message(&tools).map(|tools| tools.to_string()),
+                support.in_system_message(&tools).map(|tools| tools.to_string()),
             )
         };
         let (user, called) = ("user Hi".to_owned(), "assistant Well.\n{\"name\": \"f\", \"arguments\": {}}".to_owned());

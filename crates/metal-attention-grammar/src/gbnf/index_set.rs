@@ -1,10 +1,10 @@
-//! Sets of small numbers.
+//! [`IndexSet`]: a bit set of small numbers.
 
-/// A set of numbers below a bound.
+/// A set of numbers below a fixed bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Set(Vec<u64>);
+pub struct IndexSet(Vec<u64>);
 
-impl Set {
+impl IndexSet {
     /// The empty set of numbers below `bound`.
     pub fn new(bound: usize) -> Self {
         Self(vec![0; bound.div_ceil(64)])
@@ -15,12 +15,12 @@ impl Set {
         self.0[number / 64] |= 1 << (number % 64);
     }
 
-    /// Whether `number` is in it.
+    /// Whether `number` is in the set.
     pub fn has(&self, number: usize) -> bool {
         self.0[number / 64] & (1 << (number % 64)) != 0
     }
 
-    /// Adds those of `other`. Returns whether there were new ones among them.
+    /// Adds the numbers of `other`. Returns whether any of them was new.
     pub fn add(&mut self, other: &Self) -> bool {
         let mut new = 0;
         for (word, other) in self.0.iter_mut().zip(&other.0) {
@@ -30,7 +30,7 @@ impl Set {
         new != 0
     }
 
-    /// Its numbers, smallest first.
+    /// The numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(i, &word)| {
             let mut left = word;
