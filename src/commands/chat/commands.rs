@@ -133,7 +133,7 @@ mod tests {
             ("/set", ChatCommand::Set(None)),
             ("/set temp  0.5", ChatCommand::Set(Some(("temp".into(), "0.5".into())))),
             ("/set think", ChatCommand::Think(Thinking::On)),
-            ("/set think  high", ChatCommand::Think(Thinking::ReasoningEffort(ReasoningEffort::High))),
+            ("/set think  high", ChatCommand::Think(Thinking::Effort(ReasoningEffort::High))),
             ("/set nothink", ChatCommand::Think(Thinking::OFF)),
             ("/exit", ChatCommand::Exit),
             ("/bye", ChatCommand::Exit),

@@ -22,7 +22,7 @@ fn has_cuda() -> bool {
         Err(why) => why.to_string(),
     };
     assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
-    metal_attention_testing::skip(&format!("{why}"));
+    metal_attention_testing::skip(&why.to_string());
     false
 }
 
