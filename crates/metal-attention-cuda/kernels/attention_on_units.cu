@@ -141,7 +141,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
             for (int s = 0; s < 4 * C; s++) {
                 if (16 * s >= dim) break;
                 u32 b[4];
-                load_matrices_turned(b, value + 16 * s);
+                load_matrices_transposed(b, value + 16 * s);
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
                     float(&c)[4] = acc[2 * s + n];

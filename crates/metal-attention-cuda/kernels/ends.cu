@@ -1,7 +1,7 @@
 // The ends of a forward pass: rows of the embedding table, scaled and capped logits, the largest of them.
 #include "element.cuh"
 #include "heads.cuh"
-#include "rank.cuh"
+#include "argmax.cuh"
 
 struct EmbeddingArgs {
     Matrix table; // [n_vocab][n_embd]
@@ -52,7 +52,7 @@ struct ArgmaxArgs {
     u32 advance;         // whether the tokens go on with what was chosen
     u64_t* best;         // [n_rows][gridDim.x]
     u32* tickets;        // [n_rows], zero
-    u64_t* ids;          // of the host: `tell_id`
+    u64_t* ids;          // of the host: `publish_id`
     Token* tokens;       // [n_rows]
     u32* numbers;        // [n_rows], of the last steps that were counted here
 };
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     u64_t best = 0;
 #pragma unroll 4
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n_vocab; i += gridDim.x * blockDim.x) {
-        const u64_t of = rank_of(logits[i], i);
+        const u64_t of = argmax_key(logits[i], i);
         best = of > best ? of : best;
     }
     best = largest_of_block(best, scratch);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
         const u32 id = best == 0 ? 0 : 0xffffffffu - (u32)best;
         const u32 number = a.numbers[row] + 1;
         a.numbers[row] = number;
-        tell_id(a.ids, row, number, id);
+        publish_id(a.ids, row, number, id);
         if (a.advance) {
             a.tokens[row].id = id;
             a.tokens[row].pos++;

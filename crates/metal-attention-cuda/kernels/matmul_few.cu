@@ -56,8 +56,8 @@ __device__ __forceinline__ void few_products(const FewArgs& a, const FewShare& s
     auto load = [&](P (&of)[2], u32 panel) {
         panel = min(panel, last);
         const u32 at = panel / Of::PANELS * Of::BYTES;
-        of[0].template read<FromMemory>(Place<FORMAT>(row_a + at, panel % Of::PANELS), lane);
-        of[1].template read<FromMemory>(Place<FORMAT>(row_b + at, panel % Of::PANELS), lane);
+        of[0].template read<FromGlobal>(Place<FORMAT>(row_a + at, panel % Of::PANELS), lane);
+        of[1].template read<FromGlobal>(Place<FORMAT>(row_b + at, panel % Of::PANELS), lane);
     };
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) load(p[d], share.first + d * share.step);

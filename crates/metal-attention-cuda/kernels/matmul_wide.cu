@@ -129,7 +129,7 @@ __device__ __forceinline__ void wide_products(const Share& share, int group, int
         const u32 i = panel % Of::PANELS;
         if (i == 0) wait_at(R::full(group) + turn.slot, turn.phase);
         Panel<FORMAT> p;
-        p.template read<FromWorkgroup>(Place<FORMAT>(records + turn.slot * WARPS_OF_GROUP * Of::BYTES, i), lane);
+        p.template read<FromShared>(Place<FORMAT>(records + turn.slot * WARPS_OF_GROUP * Of::BYTES, i), lane);
         elements(p, 0, e[0]);
         elements(p, 1, e[1]);
         if (i == Of::PANELS - 1) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void wide_products(const Share& share, int group, int
 
 // All threads that multiply.
 constexpr int MULTIPLIERS = GROUPS * WARPS_OF_GROUP * 32;
-__device__ __forceinline__ void multipliers_meet() { threads_meet<1, MULTIPLIERS>(); }
+__device__ __forceinline__ void multipliers_meet() { named_barrier_sync<1, MULTIPLIERS>(); }
 
 // Sums over all splits of a tile of the result, which the last block to come makes; false: another one does.
 template <int N> __device__ __forceinline__ bool join_splits(const WideArgs& a, float (&acc)[N / 8][4]) {
@@ -344,7 +344,7 @@ template <int N> __device__ __forceinline__ void matmul_wide(const WideArgs& a) 
     }
     __syncthreads();
     if (group == GROUPS) {
-        give_registers<40>();
+        release_registers<40>();
         if (warp < GROUPS && lane == 0) fill_weights<N>(share, warp);
         if (warp == GROUPS && lane == 0) fill_inputs<N>(a, share);
         return;

@@ -56,7 +56,7 @@ template <u32 FORMAT, int TOKENS> struct Sums {
         return CodeInput(memory + token * bytes_of_token(n_panels), n_panels);
     }
     static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
-        put_digits<1>(input_of(memory, n_panels, token), block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
+        store_digits<1>(input_of(memory, n_panels, token), block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
     }
     static __device__ __forceinline__ int token_of(int i, int lane) { return SIDE_BY_SIDE == 2 ? 2 * i + lane % 4 / 2 : i; }
 
@@ -83,7 +83,7 @@ template <u32 FORMAT, int TOKENS> struct Sums {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             code_products(p, panel, digits[i], factors[i], lane, acc[i]);
-            if (P::MINS) take_mins(p, panel, sums[i], mins[i]);
+            if (P::MINS) add_mins(p, panel, sums[i], mins[i]);
         }
     }
     // To [TOKENS][16].
@@ -106,7 +106,7 @@ template <u32 FORMAT, int TOKENS> struct FloatSums {
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
     static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) { return (float*)(memory + TOKENS * n_panels * 2 * 128); }
     static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
-        put_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + block, t, v[0], v[1], is_there);
+        store_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + block, t, v[0], v[1], is_there);
     }
     const unsigned char* input;
     const float* factors;
@@ -307,7 +307,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
             sums.finish(parts + half_of * HALF + warp * 16 * TOKENS, lane);
         }
         if (n_sharing == 1) __syncwarp();
-        else threads_meet(1 + of_group, 32 * n_sharing);
+        else named_barrier_sync(1 + of_group, 32 * n_sharing);
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             if (!out[j]) continue;

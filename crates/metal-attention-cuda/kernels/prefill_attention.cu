@@ -138,7 +138,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
 #pragma unroll
             for (int n = 0; n < D / 8; n += 2) {
                 u32 b[4];
-                load_matrices_turned(b, values + (16 * s + lane % 8 + lane / 8 % 2 * 8) * ROW + 8 * n + lane / 16 * 8);
+                load_matrices_transposed(b, values + (16 * s + lane % 8 + lane / 8 % 2 * 8) * ROW + 8 * n + lane / 16 * 8);
                 mma(out[n], p[0], p[1], p[2], p[3], b[0], b[1]);
                 mma(out[n + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
             }

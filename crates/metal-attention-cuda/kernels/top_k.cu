@@ -1,5 +1,5 @@
 // The highest logits of each row, in their order.
-#include "rank.cuh"
+#include "argmax.cuh"
 
 constexpr int K = 128, THREADS = 256;
 // Logits of a thread, ranks that are put in order at most.
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) top_k(const __grid_cons
         select<THREADS>(
             [&](auto&& take) {
 #pragma unroll
-                for (int i = 0; i < ITEMS; i++) take(rank_of(items[i], first + i * THREADS + tid));
+                for (int i = 0; i < ITEMS; i++) take(argmax_key(items[i], first + i * THREADS + tid));
             },
             s);
     }

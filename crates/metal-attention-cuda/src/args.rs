@@ -7,7 +7,7 @@ mod recurrent;
 
 use bytemuck::{Pod, Zeroable};
 
-pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_CARDS};
+pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 pub(crate) use experts::{
     ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteAloneArgs, RouteArgs,
     SortArgs, WeighArgs,

@@ -12,7 +12,7 @@ use metal_attention_model::{
 };
 
 use crate::division::{Division, Share};
-use crate::exchange::{Ended, Exchange};
+use crate::exchange::{AbortFlag, Exchange};
 use crate::{CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions};
 
 /// Runs a model on several NVIDIA GPUs of one host, each of which has a share of it: some heads of attention with their keys and
@@ -24,7 +24,7 @@ pub struct CudaCards {
     spec: ModelSpec,
     first: CudaForwardPass,
     others: Vec<Follower>,
-    ended: Arc<Ended>,
+    ended: Arc<AbortFlag>,
     turns: Arc<[Turn]>,
     memory: MemoryUse,
     division: Arc<Division>,
@@ -109,7 +109,7 @@ fn wake(pass: &mut CudaForwardPass) -> Outcome {
 }
 
 impl Follower {
-    fn start(pass: CudaForwardPass, ended: &Arc<Ended>) -> Result<Self, CudaError> {
+    fn start(pass: CudaForwardPass, ended: &Arc<AbortFlag>) -> Result<Self, CudaError> {
         let pass = Arc::new(Mutex::new(pass));
         let (steps, wanted) = mpsc::channel::<(Work, Arc<[BatchToken]>)>();
         let (told, outcomes) = mpsc::channel();
@@ -169,7 +169,7 @@ impl CudaCards {
             }
         }
         let Some(first) = gpus.first() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
-        let ended = Arc::new(Ended::new(first)?);
+        let ended = Arc::new(AbortFlag::new(first)?);
         let set_up = |rank: usize| {
             let share = Share { division: Arc::clone(&division), rank };
             CudaForwardPass::with_share(Arc::clone(&gpus[rank]), spec.clone(), weights, options, Some((&share, &ended)))
@@ -188,7 +188,7 @@ impl CudaCards {
         // All take the same launches, whatever each by itself would: shares, and cards, may be unlike.
         let at_once = passes.iter().map(|pass| pass.tokens_at_once(0)).min().unwrap_or(0);
         let mailboxes: Vec<_> = passes.iter().filter_map(|pass| pass.steps.exchange.as_ref()).collect();
-        let mailboxes: Vec<u64> = mailboxes.into_iter().map(Exchange::address).collect();
+        let mailboxes: Vec<u64> = mailboxes.into_iter().map(Exchange::mailbox_address).collect();
         let mut memory = MemoryUse { weights: 0, kv_cache: 0, scratch: 0 };
         for pass in &mut passes {
             pass.limit_at_once(at_once);

@@ -12,7 +12,7 @@ use metal_attention_model::{
 };
 
 use crate::CudaError;
-use crate::args::MAX_CARDS;
+use crate::args::MAX_RANKS;
 use crate::matrix::{PANEL, TILE, packed_bytes};
 
 /// Which parts of a model are shared out; each card has the others whole, and computes what the others do.
@@ -108,8 +108,8 @@ fn divides_feed_forward(of: &FeedForward, w: &FeedForwardWeights, n_cards: usize
 impl Division {
     /// How `n_cards` share a model out. An error where too little of it can be.
     pub(crate) fn new(spec: &ModelSpec, weights: &Weights, n_cards: usize) -> Result<Self, CudaError> {
-        if n_cards > MAX_CARDS {
-            return Err(CudaError::TooManyCards { n_cards, most: MAX_CARDS });
+        if n_cards > MAX_RANKS {
+            return Err(CudaError::TooManyCards { n_cards, most: MAX_RANKS });
         }
         let layers = || spec.layers.iter().zip(&weights.layers);
         let mut mixers = layers().map(|(layer, w)| {

@@ -12,10 +12,10 @@ use metal_attention_model::{
 
 use crate::activations::{Activations, Widths};
 use crate::args::{QueryTileArgs, TokenArgs};
-use crate::decode::Decode;
+use crate::decode::DecodeKernel;
 use crate::device::{Kernels, Readback};
 use crate::division::Share;
-use crate::exchange::{Ended, Exchange};
+use crate::exchange::{AbortFlag, Exchange};
 use crate::ids::Ids;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::Graph;
@@ -39,7 +39,7 @@ pub struct CudaForwardPass {
     pub(crate) states: CudaStates,
     pub(crate) steps: Steps,
     /// Single tokens in one launch, where there is a kernel for that.
-    decode: Option<Decode>,
+    decode: Option<DecodeKernel>,
     /// Steps that decode so many sequences, as they are sent from the second time on.
     graphs: HashMap<(usize, Wanted), Option<Graph>>,
     /// Greedy steps that run ahead of the CPU, by their numbers.
@@ -70,7 +70,7 @@ impl CudaForwardPass {
         whole: ModelSpec,
         weights: &Weights,
         options: &CudaForwardPassOptions,
-        share: Option<(&Share, &Arc<Ended>)>,
+        share: Option<(&Share, &Arc<AbortFlag>)>,
     ) -> Result<Self, CudaError> {
         let (spec, whole) = match share {
             None => (whole, None),
@@ -105,7 +105,7 @@ impl CudaForwardPass {
         let cuda_weights = CudaWeights::new(&gpu, &spec, weights, own, (room.n_ctx, room.n_positions()))?;
         let ids = Ids::new(&gpu, s.n_wanted)?;
         let on_cards = share.map(|(share, _)| share);
-        let decode = Decode::new(&gpu, &spec, &cuda_weights, &cache, &s, &ids, on_cards, options.one_launch)?;
+        let decode = DecodeKernel::new(&gpu, &spec, &cuda_weights, &cache, &s, &ids, on_cards, options.one_launch)?;
         let memory = MemoryUse { weights: gpu.allocated_bytes() - before - kv_cache - scratch, kv_cache, scratch };
         // Matrices in F32 are those of small models and of whoever wants them exact; a few of them are in every second file.
         let elements = |of: &dyn Fn(TensorType) -> bool| -> usize {

@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Pinned, check};
 
-/// Steps whose ids have a place: more than there ever are that nobody has read. As `rank.cuh` has it.
+/// Steps whose ids have a place: more than there ever are that nobody has read. As `argmax.cuh` has it.
 const STEPS: u32 = 16;
 /// Looks at a word between looks at everything else.
 const LOOKS: usize = 200;

@@ -66,10 +66,10 @@ template <bool SIGNED> inline void add_mma_codes(int (&d)[4], u32 a0, u32 a1, u3
 }
 inline u32 and_xor(u32 v, u32 mask, u32 flip) { return (v & mask) ^ flip; }
 inline float larger(float a, float b) { return a != a || b != b ? __uint_as_float(0x7fffffffu) : a > b ? a : b; }
-template <int ID, int THREADS> inline void threads_meet() { software::block_barrier(ID, THREADS); }
-template <int ID, int THREADS> inline void threads_arrive() { software::block_arrive(ID, THREADS); }
-inline void threads_meet(u32 id, u32 threads) { software::block_barrier(id, threads); }
-template <int N> inline void give_registers() {}
+template <int ID, int THREADS> inline void named_barrier_sync() { software::block_barrier(ID, THREADS); }
+template <int ID, int THREADS> inline void named_barrier_arrive() { software::block_arrive(ID, THREADS); }
+inline void named_barrier_sync(u32 id, u32 threads) { software::block_barrier(id, threads); }
+template <int N> inline void release_registers() {}
 template <int N> inline void take_registers() {}
 template <int TILES> inline void stay(float (&)[TILES][4]) {}
 inline void wide_begin() {}
@@ -85,7 +85,7 @@ inline void load_matrices(u32 (&r)[4], const half* row) {
     software::Rows mine = {row, r};
     software::meet(~0u, "matrices", software::give_rows, &mine);
 }
-inline void load_matrices_turned(u32 (&r)[4], const half* row) {
+inline void load_matrices_transposed(u32 (&r)[4], const half* row) {
     software::Rows mine = {row, r};
     software::meet(~0u, "turned matrices", software::give_columns, &mine);
 }
@@ -109,7 +109,7 @@ inline bool barrier_has_ended(u64_t* barrier, u32 phase) { return software::barr
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
     software::copy_for_barrier(to, from, bytes, (uint64_t*)barrier);
 }
-inline u64_t read_once() { return 0; }
+inline u64_t evict_first_policy() { return 0; }
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier, u64_t) { copy_bulk(to, from, bytes, barrier); }
 
 // Words of 16 bytes are read and written in two halves.
@@ -140,4 +140,4 @@ inline u32 load_from_peer(const u32* p) { return __atomic_load_n(p, __ATOMIC_REL
 inline void store_for_peer(u64_t* p, u64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void store_for_peer(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void spin_pause() { software::pause(); }
-inline void rest_shortly() { software::pause(); }
+inline void sleep_briefly() { software::pause(); }

@@ -2,7 +2,7 @@
 
 use super::Steps;
 use crate::CudaError;
-use crate::args::{AllGatherArgs, AllReduceArgs, MAX_CARDS};
+use crate::args::{AllGatherArgs, AllReduceArgs, MAX_RANKS};
 use crate::exchange::{CHUNK, Exchange};
 use crate::launch::Grid;
 
@@ -17,12 +17,14 @@ const MANY: usize = 1 << 18;
 impl Steps {
     /// How many exchanges the step had before the one that begins.
     fn next_exchange(&mut self) -> u32 {
-        self.exchange.as_mut().map_or(0, Exchange::next)
+        self.exchange.as_mut().map_or(0, Exchange::next_index)
     }
 
     /// Ends a step's exchanges.
     pub(super) fn count_exchanges(&mut self) -> Result<(), CudaError> {
-        let Some(args) = self.exchange.as_ref().map(Exchange::count).filter(|args| args.n > 0) else { return Ok(()) };
+        let Some(args) = self.exchange.as_ref().map(Exchange::count_args).filter(|args| args.n > 0) else {
+            return Ok(());
+        };
         self.launch("count_exchanges", "", Grid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
     }
 
@@ -33,7 +35,7 @@ impl Steps {
 
     /// An error where the cards lost each other in a step that has ended.
     pub(crate) fn check_together(&self) -> Result<(), CudaError> {
-        self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.ended.check())
+        self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.abort.check())
     }
 
     /// The blocks for `n` values: no more than there are multiprocessors, as they wait for other cards.
@@ -53,10 +55,10 @@ impl Steps {
     ) -> Result<(), CudaError> {
         let Some(exchange) = &self.exchange else { return Ok(()) };
         let args = exchange.args();
-        let n_cards = args.n_cards as usize;
+        let n_cards = args.n_ranks as usize;
         // Slices are taken four values at a time.
         let in_slices = n * (n_cards - 1) >= MANY && n.is_multiple_of(4);
-        let at_once = if in_slices { exchange.most_in_slices() } else { exchange.capacity };
+        let at_once = if in_slices { exchange.max_slice_values() } else { exchange.capacity };
         for first in (0..n).step_by(at_once) {
             let (at, n) = (4 * first as u64, (n - first).min(at_once));
             let args = AllReduceArgs {
@@ -66,7 +68,7 @@ impl Steps {
                 n: n as u32,
                 add: u32::from(add),
                 scale,
-                of_step: self.next_exchange(),
+                exchanges_before: self.next_exchange(),
             };
             if in_slices {
                 let name = if self.exact { "sum_slices_exactly" } else { "sum_slices" };
@@ -85,7 +87,7 @@ impl Steps {
             return Ok(());
         };
         let widest = exchange.vocabulary.iter().map(ExactSizeIterator::len).max().unwrap_or(1).max(1);
-        let mut first_columns = [n_vocab as u32; MAX_CARDS + 1];
+        let mut first_columns = [n_vocab as u32; MAX_RANKS + 1];
         for (first, rows) in first_columns.iter_mut().zip(&exchange.vocabulary) {
             *first = rows.start as u32;
         }
@@ -94,8 +96,8 @@ impl Steps {
             let n = (n_rows - first).min(rows_at_once);
             let rows = self.s.logits.ptr() + (4 * first * n_vocab) as u64;
             let (n_rows, stride) = (n as u32, n_vocab as u32);
-            let of_step = self.next_exchange();
-            let args = AllGatherArgs { exchange, rows, n_rows, stride, first_columns, of_step };
+            let exchanges_before = self.next_exchange();
+            let args = AllGatherArgs { exchange, rows, n_rows, stride, first_columns, exchanges_before };
             self.launch("all_gather", "", self.exchange_grid(n * widest), &args)?;
         }
         Ok(())

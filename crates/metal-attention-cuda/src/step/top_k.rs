@@ -30,7 +30,7 @@ fn grid(n_vocab: usize, n_rows: usize) -> (Grid, u32) {
     (Grid { blocks: [n_chunks, n_rows, 1], threads: THREADS, shared: 0 }, chunk as u32)
 }
 
-/// A row of what the kernel gives, `rank_of` of `kernels/rank.cuh`: a number that rises with the logit, above one that falls with
+/// A row of what the kernel gives, `argmax_key` of `kernels/argmax.cuh`: a number that rises with the logit, above one that falls with
 /// the id; 0: no more logits.
 pub(crate) fn top_k_list(ranks: &[u64]) -> TopK {
     let logit = |ordered: u32| f32::from_bits(if ordered >> 31 == 1 { ordered & (u32::MAX >> 1) } else { !ordered });
