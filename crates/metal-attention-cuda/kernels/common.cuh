@@ -16,7 +16,7 @@ __device__ __forceinline__ float warp_max(float v) {
     for (int d = 16; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
     return v;
 }
-// A value that is the same in all threads of a warp, in a form from which the compiler knows that: branches on it do not diverge.
+// A value that is the same in all threads of a warp, in a form in which the compiler can see that, so that branches on it do not diverge.
 __device__ __forceinline__ u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
 // Sum and maximum over the block; the maximum of nothing is 0. `scratch`: 2 floats for each warp, in shared memory.
 __device__ __forceinline__ float2 block_sum_max(float sum, float largest, float* scratch) {

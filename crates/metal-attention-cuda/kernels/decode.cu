@@ -114,7 +114,7 @@ struct RankShare {
 // Exchanges between ranks in a token: two sums a layer, and the best logit.
 __device__ __forceinline__ u32 exchanges_per_token(const DecodeArgs& a) { return 2 * a.n_layer + 1; }
 
-// What the epilogue of an op's rows needs, loaded before the partial sums are there: all blocks wait for what follows them.
+// Values that the epilogue of an op's rows needs. They are loaded before the partial sums exist, because all blocks wait for what follows the sums.
 struct RowEpilogue {
     u64_t* to;      // words of the results
     u32 copies;     // copies of these
@@ -140,6 +140,7 @@ struct RowEpilogue {
             if (exists) *residual = y;
         }
         const float next_row = __shfl_down_sync(~0u, y, 1);
+        // Overwrites the word of an earlier op that nothing reads any more (Lemmas 3, 4, 5 and 7).
         if (exists && row % 2 == 0) store_words(at, pack_pair(y, next_row, tag), copies, copy_words);
     }
 };
@@ -248,12 +249,12 @@ __device__ __forceinline__ u32 row_of_key(u64_t key) { return key >> 32 == 0 ? 0
 // code for them would slow others down. ON_RANKS: several ranks share the model, and `ranks` is this one's share.
 template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ranks = nullptr) {
     static_assert(!SMALL || !ON_RANKS, "models with small ops are not divided among ranks");
-    __shared__ __align__(16) Layer layers[2];
-    __shared__ u64_t best_of_warps[CONSUMER_WARPS];
+    __shared__ __align__(16) Layer layers[2];         // the current layer, and the next one (Lemma 12)
+    __shared__ u64_t best_of_warps[CONSUMER_WARPS];   // keys of the warps' best logits
     __shared__ WarpWork warp_work[CONSUMER_WARPS][3]; // [warp][matrix of the op]
-    __shared__ Token token;
+    __shared__ Token token;                           // the current one
     __shared__ ExpertChoice chosen;
-    __shared__ u32 n_tokens_done;  // of the launch
+    __shared__ u32 n_tokens_done;                     // of the launch
     __shared__ SmallOpSync sync;
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     constexpr int LAYER_WORDS = sizeof(Layer) / 16;
@@ -283,10 +284,11 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
     }
     take_registers<SMALL ? 216 : 232>();
 
+    // Consumer warps from here on. Loop over layers; the layer after the last one is the output head's, and then the next token begins.
     HeadPrefetch prefetched = {0, 0};
     u32 tag = a.tag;        // of the layer
     u32 n_small_ops = 0;    // that have begun
-    u32 layer_index = 0;          // index in `layers` of the current layer
+    u32 layer_index = 0;    // index in `layers` of the current layer
     const u32 copy = blockIdx.x % COPIES;
     WeightRing ring = {a, warp * a.stages_per_warp, {0, 0}, 0, 0};
 #pragma unroll 1
@@ -413,6 +415,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
                     if (work.n_tiles == 0) continue;
                     WITH_FORMAT(work.format, (multiply_tiles<FORMAT, !SMALL>(work, begin / 16 >> log_groups, tiles_per_round, columns, memory, factor, sums, ring, lane)));
                 }
+                // All warps have read their inputs and stored their sums (Lemmas 1 and 11).
                 consumer_barrier();
 
                 const u32 n = min(n_rows - begin, rows_per_round);

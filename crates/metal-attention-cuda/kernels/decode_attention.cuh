@@ -37,8 +37,8 @@ __device__ __forceinline__ AttentionSpan span_of(const Layer& l, u32 pos, float 
     const u32 n = min(min(want, s.n_pages), s.max_splits);
     s.pages_per_split = (s.n_pages + n - 1) / n;
     s.n_splits = (s.n_pages + s.pages_per_split - 1) / s.pages_per_split;
-    const u32 of_split = blockIdx.x % l.units_per_split;
-    s.split = blockIdx.x / l.units_per_split, s.kv = of_split / l.head_groups_per_kv_head, s.head_group = of_split % l.head_groups_per_kv_head, s.unused = 0;
+    const u32 unit_in_split = blockIdx.x % l.units_per_split;
+    s.split = blockIdx.x / l.units_per_split, s.kv = unit_in_split / l.head_groups_per_kv_head, s.head_group = unit_in_split % l.head_groups_per_kv_head, s.unused = 0;
     return s;
 }
 
@@ -77,17 +77,17 @@ template <int C, int VALUES> struct KvFragments {
             for (int c = 0; c < VALUES; c++) values[i][c] = *(const uint4*)(from + min(first_value + 64 * c + 8 * g, dim - 8));
         }
     }
-    // Replaces position `of_pos`, the token's own, by `key` and `value` in shared memory: the cache may not have it yet.
-    __device__ __forceinline__ void insert_own(const half* key, const half* value, u32 pos, u32 of_pos, int first_value, int lane) {
+    // Replaces position `token_pos`, the token's own, by `key` and `value` in shared memory: the cache may not have it yet.
+    __device__ __forceinline__ void insert_own(const half* key, const half* value, u32 pos, u32 token_pos, int first_value, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            if (pos + 4 * (g / 2) + g % 2 + 2 * j == of_pos)
+            if (pos + 4 * (g / 2) + g % 2 + 2 * j == token_pos)
 #pragma unroll
                 for (int c = 0; c < 2 * C; c++) keys[j][c] = *(const uint4*)(key + 64 * (c / 2) + 16 * t + 8 * (c % 2));
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (pos + 4 * t + i == of_pos)
+            if (pos + 4 * t + i == token_pos)
 #pragma unroll
                 for (int c = 0; c < VALUES; c++) values[i][c] = *(const uint4*)(value + first_value + 64 * c + 8 * g);
     }
@@ -235,12 +235,14 @@ template <int C> struct HeadValues {
 // up; for C = 4 a team has four warps, each with a quarter of the values. `is_first`: whether it is the token's first layer. `memory`: scratch in
 // shared memory, which is also that of the warps' inputs (Lemma 10).
 template <int C>
-__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, const HeadPrefetch& prefetched, bool is_first, u32 of_pos, u32 seq, u32 tag,
+__device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, const AttentionSpan& span, const HeadPrefetch& prefetched, bool is_first, u32 token_pos, u32 seq, u32 tag,
                                           float* memory) {
+    // VALUES: groups of 64 elements of values that a warp has. PAIRED: warps of a team. AHEAD: steps of POSITIONS positions that are loaded ahead.
+    // PADDED: elements of a head, padded. ROW: halves from one query to the next; 8 of padding keep them in different banks.
     constexpr int VALUES = C < 4 ? C : 1, PAIRED = C / VALUES, TEAMS = CONSUMER_WARPS / PAIRED, AHEAD = C == 1 ? 2 : 1, PADDED = 64 * C, ROW = PADDED + 8;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, dim = l.head_dim;
     const int team = warp / PAIRED, first_value = warp % PAIRED * VALUES * 64;
-    const u32 of_kv = l.heads_per_kv_head, n_units = l.units_per_split * span.max_splits;
+    const u32 heads_per_kv = l.heads_per_kv_head, n_units = l.units_per_split * span.max_splits;
     half* high = (half*)memory;              // [HEADS_PER_UNIT][ROW] high parts of queries
     half* low = high + HEADS_PER_UNIT * ROW;
     half* own = low + HEADS_PER_UNIT * ROW;  // [2][PADDED] the token's key and value
@@ -256,13 +258,13 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
     for (u32 unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
         // Only devices with few multiprocessors have more than one unit for a block.
         if (unit != blockIdx.x) {
-            const u32 of_split = unit % l.units_per_split;
-            split = unit / l.units_per_split, kv = of_split / l.head_groups_per_kv_head, head_group = of_split % l.head_groups_per_kv_head;
+            const u32 unit_in_split = unit % l.units_per_split;
+            split = unit / l.units_per_split, kv = unit_in_split / l.head_groups_per_kv_head, head_group = unit_in_split % l.head_groups_per_kv_head;
         }
-        const u32 head = kv * of_kv + head_group * HEADS_PER_UNIT, n_heads = min((u32)HEADS_PER_UNIT, of_kv - head_group * HEADS_PER_UNIT);
+        const u32 head = kv * heads_per_kv + head_group * HEADS_PER_UNIT, n_heads = min((u32)HEADS_PER_UNIT, heads_per_kv - head_group * HEADS_PER_UNIT);
         u64_t* out = a.att + ((size_t)split * l.n_head + head) * (dim / 2);
         if (split >= span.n_splits) {
-            // The split is not in use, and nobody reads its words for this token. The token's first layer still rewrites them: a word that is never
+            // The split is not in use, and no block reads its words for this token. The token's first layer still rewrites them: a word that is never
             // rewritten would some day have the tag that a longer sequence waits for (Lemma 2).
             if (!is_first) continue;
             for (int i = tid; i < (int)n_heads * (dim / 2); i += CONSUMER_THREADS)
@@ -272,14 +274,14 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
         }
         const u32 first = span.first_page + split * span.pages_per_split, last = min(first + span.pages_per_split, span.first_page + span.n_pages);
         const bool has_own = last == span.first_page + span.n_pages;
-        const u32 end = min(last * (PAGE / POSITIONS), of_pos / POSITIONS + 1);
-        u32 ids = prefetched.ids, ids_of = unit == blockIdx.x ? 0 : ~0u; // 32 pages of the split, one a lane; which 32
+        const u32 end = min(last * (PAGE / POSITIONS), token_pos / POSITIONS + 1);
+        u32 ids = prefetched.ids, ids_group = unit == blockIdx.x ? 0 : ~0u; // 32 pages of the split, one a lane; which 32
         KvFragments<C, VALUES> ahead[AHEAD];
         auto load = [&](KvFragments<C, VALUES>& to, u32 at) {
             const u32 page = at / (PAGE / POSITIONS) - first;
-            if (page / 32 != ids_of) ids_of = page / 32, ids = pages[min(first + ids_of * 32 + lane, last - 1)];
+            if (page / 32 != ids_group) ids_group = page / 32, ids = pages[min(first + ids_group * 32 + lane, last - 1)];
             const size_t row = ((size_t)__shfl_sync(~0u, ids, page % 32) * l.n_kv_head + kv) * PAGE + at % (PAGE / POSITIONS) * POSITIONS;
-            to.load(keys, values, row, at * POSITIONS, span.begin, at < end ? of_pos : 0, first_value, dim, lane);
+            to.load(keys, values, row, at * POSITIONS, span.begin, at < end ? token_pos : 0, first_value, dim, lane);
         };
         // Keys and values of earlier tokens do not depend on this token's words: their loads start before the query has arrived.
         const u32 mine = first * (PAGE / POSITIONS) + team;
@@ -293,14 +295,14 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
         for (u32 h = warp; h < n_heads + (has_own ? 2 : 0); h += CONSUMER_WARPS) {
             const bool is_query = h < n_heads;
             const u32 from = is_query ? head + h : h == n_heads ? l.n_head + kv : l.n_head + l.n_kv_head + kv;
-            const float* of_heads = is_query ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
-            const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim) : in.norm == NORM_OF_EACH_HEAD ? of_heads : nullptr;
+            const float* norm_weights = is_query ? in.q_norm + (size_t)(head + h) * dim : in.k_norm + (size_t)kv * dim;
+            const float* weight = in.norm == NORM_OF_HEAD ? heads.norms + (is_query ? 0 : dim) : in.norm == NORM_OF_EACH_HEAD ? norm_weights : nullptr;
             const bool is_value = h > n_heads;
             HeadValues<C> values_of_head(in, in.norm != NO_NORM && !is_value, weight, !is_value, heads.cos_sin, dim, is_query ? in.scale : 1.0f, lane);
             half* cached = nullptr;
             if (!is_query && head_group == 0) {
-                const u32 own_page = unit == blockIdx.x ? prefetched.own_page : pages[of_pos / PAGE];
-                cached = (half*)(is_value ? l.v_cache : l.k_cache) + (((size_t)own_page * l.n_kv_head + kv) * PAGE + of_pos % PAGE) * dim;
+                const u32 own_page = unit == blockIdx.x ? prefetched.own_page : pages[token_pos / PAGE];
+                cached = (half*)(is_value ? l.v_cache : l.k_cache) + (((size_t)own_page * l.n_kv_head + kv) * PAGE + token_pos % PAGE) * dim;
             }
             pin_register(cached);
             values_of_head.take(a.qkv + (size_t)from * (dim / 2), dim, tag, lane);
@@ -315,9 +317,9 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
         consumer_barrier();
 
         // The operand has eight rows of heads; rows beyond `n_heads` repeat the last head and are not stored.
-        const u32 of_head = min((u32)g, n_heads - 1);
-        const half *hi = high + of_head * ROW + 16 * t, *lo = low + of_head * ROW + 16 * t;
-        const float factor_of_head = factors[of_head];
+        const u32 head_row = min((u32)g, n_heads - 1);
+        const half *hi = high + head_row * ROW + 16 * t, *lo = low + head_row * ROW + 16 * t;
+        const float factor_of_head = factors[head_row];
         float running_max = -INFINITY, sum = 0.0f, acc[VALUES][8][4] = {};
         for (u32 base = mine; base < end; base += AHEAD * TEAMS) {
 #pragma unroll
@@ -325,7 +327,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 const u32 at = base + n * TEAMS, pos = at * POSITIONS + 4 * t;
                 if (at >= end) break;
                 KvFragments<C, VALUES>& here = ahead[n];
-                if (at == of_pos / POSITIONS) here.insert_own(own, own + PADDED, at * POSITIONS, of_pos, first_value, lane);
+                if (at == token_pos / POSITIONS) here.insert_own(own, own + PADDED, at * POSITIONS, token_pos, first_value, lane);
                 float scores[2][4] = {};
 #pragma unroll
                 for (int c = 0; c < 2 * C; c++) {
@@ -346,7 +348,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                     for (int i = 0; i < 4; i++) s[0] = l.soft_cap * tanhf(s[0] / l.soft_cap), rotate_left(s);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    if (pos + i - span.begin > of_pos - span.begin) s[i] = -INFINITY;
+                    if (pos + i - span.begin > token_pos - span.begin) s[i] = -INFINITY;
                     high_here = fmaxf(high_here, s[i]);
                 }
                 high_here = fmaxf(high_here, __shfl_xor_sync(~0u, high_here, 1));
@@ -354,14 +356,14 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 const float now = fmaxf(running_max, high_here);
                 // Where everything so far is masked the maximum is -infinity; 0 in its place makes all weights zero.
                 const float from = now == -INFINITY ? 0.0f : now, before = __expf(running_max - from);
-                half of_high[4], of_low[4];
+                half weights_high[4], weights_low[4];
                 sum *= before;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const float weight = __expf(s[i] - from);
                     sum += weight;
-                    of_high[i] = __float2half_rn(weight);
-                    of_low[i] = __float2half_rn((weight - __half2float(of_high[i])) * 2048.0f);
+                    weights_high[i] = __float2half_rn(weight);
+                    weights_low[i] = __float2half_rn((weight - __half2float(weights_high[i])) * 2048.0f);
                 }
                 running_max = now;
                 if (base != mine || n > 0) // the accumulators are zero before the first positions
@@ -371,8 +373,8 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                         for (int i = 0; i < 8; i++)
 #pragma unroll
                             for (int r = 0; r < 4; r++) acc[c][i][r] *= before;
-                const u32 a0 = bits(__halves2half2(of_high[0], of_high[1])), a2 = bits(__halves2half2(of_high[2], of_high[3]));
-                const u32 a1 = bits(__halves2half2(of_low[0], of_low[1])), a3 = bits(__halves2half2(of_low[2], of_low[3]));
+                const u32 a0 = bits(__halves2half2(weights_high[0], weights_high[1])), a2 = bits(__halves2half2(weights_high[2], weights_high[3]));
+                const u32 a1 = bits(__halves2half2(weights_low[0], weights_low[1])), a3 = bits(__halves2half2(weights_low[2], weights_low[3]));
 #pragma unroll
                 for (int c = 0; c < VALUES; c++)
 #pragma unroll
@@ -415,7 +417,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
         for (int i = tid; i < (int)n_heads * (PADDED / 2); i += CONSUMER_THREADS) {
             const int h = i / (PADDED / 2), d = i % (PADDED / 2) * 2;
             if (d >= dim) continue;
-            const float *state_of = states + 2 * h, *part_of = partial + h * dim + d;
+            const float *first_state = states + 2 * h, *first_part = partial + h * dim + d;
             float high_of_all = -INFINITY, s = 0.0f;
             float2 v = make_float2(0.0f, 0.0f);
             auto join = [&](auto n_teams_max) {
@@ -423,7 +425,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
                 float2 state[N], part[N];
 #pragma unroll
                 for (int w = 0; w < N; w++) {
-                    state[w] = *(const float2*)(state_of + 2 * HEADS_PER_UNIT * w), part[w] = *(const float2*)(part_of + w * HEADS_PER_UNIT * dim);
+                    state[w] = *(const float2*)(first_state + 2 * HEADS_PER_UNIT * w), part[w] = *(const float2*)(first_part + w * HEADS_PER_UNIT * dim);
                     high_of_all = fmaxf(high_of_all, state[w].x);
                 }
                 // Rounded as readers will see it, so that sums and maximum agree.
@@ -437,6 +439,7 @@ __device__ __forceinline__ void attention(const DecodeArgs& a, const Layer& l, c
             if (n_teams <= 2) join(Constant<2>());
             else if (n_teams <= 4) join(Constant<4>());
             else join(Constant<TEAMS>());
+            // The unit has read its queries, and so may overwrite the words of the layer before (Lemma 6).
             store_words(out + h * (dim / 2) + d / 2, pack_pair(v.x, v.y, tag), COPIES, a.att_copy_words);
             if (d == 0) store_words(a.att_states + split * l.n_head + head + h, pack_pair(high_of_all, s, tag), COPIES, a.states_copy_words);
         }
@@ -467,10 +470,10 @@ __device__ __forceinline__ void merge_splits(const Layer& l, u32 n_splits, const
         ulonglong2 words[N];
         u64_t states[M];
         bool there[N], is_seen[M];
-        const ulonglong2* of_words = (const ulonglong2*)att + first * (n_words / 2) + i;
-        const u64_t* of_sums = sums + first * l.n_head;
-        auto from = [&](int k) { return of_words + k / QUADS * (n_words / 2) + 4 * (k % QUADS); };
-        auto state_from = [&](int k) { return of_sums + k / HEADS * l.n_head + head[k % HEADS]; };
+        const ulonglong2* first_words = (const ulonglong2*)att + first * (n_words / 2) + i;
+        const u64_t* first_states = sums + first * l.n_head;
+        auto from = [&](int k) { return first_words + k / QUADS * (n_words / 2) + 4 * (k % QUADS); };
+        auto state_from = [&](int k) { return first_states + k / HEADS * l.n_head + head[k % HEADS]; };
         // With ONE_HEAD both quads are inside the vector, or neither is.
 #pragma unroll
         for (int k = 0; k < N; k++) there[k] = first + k / QUADS < n_splits && i + 4 * (k % QUADS % HEADS) < n;

@@ -1,4 +1,4 @@
-// How the warps of a block, and the blocks of the persistent decode kernel, exchange results.
+// Exchange of results in the persistent decode kernel: between blocks, and between the warps of a block.
 //
 // Between blocks: LL words in global memory. A word is 8 bytes, stored and loaded at once: two values of 26 bits (a float without its
 // six lowest mantissa bits) and a tag of 12 bits. The reader polls until the tag is the wanted one; then the values are there as well.
@@ -30,7 +30,7 @@ enum NamedBarrier : int {
 
 // All consumer threads wait for each other; shared memory that one wrote before is visible to all afterwards.
 __device__ __forceinline__ void consumer_barrier() { named_barrier_sync<CONSUMER_BARRIER, CONSUMER_THREADS>(); }
-// The same with the epilogue warp, between two tokens of a SMALL kernel (Lemma 13).
+// All consumer threads and the epilogue warp wait for each other, between two tokens of a SMALL kernel (Lemma 13).
 __device__ __forceinline__ void token_barrier() { named_barrier_sync<TOKEN_BARRIER, CONSUMER_THREADS + 32>(); }
 
 // The handshake of small ops between the consumer warps, which leave partial sums, and the epilogue warp, which finishes rows

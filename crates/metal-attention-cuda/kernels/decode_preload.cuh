@@ -10,8 +10,8 @@
 // Panels that a warp can preload: of one tile, or half as many of each of two tiles.
 constexpr int PRELOAD_PANELS = 4, PRELOAD_HALF = PRELOAD_PANELS / 2;
 
-// What a lane loads of an op's input, and where it stores it in the warp's inputs (`CodeInput`); offsets in shared memory. A quad is four
-// neighbouring elements.
+// The quads (four neighbouring elements) of an op's input that a lane loads, and the offsets in shared memory at which it stores them in the
+// warp's inputs (`CodeInput`).
 struct InputTargets {
     u32 quad;            // index of the lane's first quad in the input vector
     u32 digits;          // where its digits go
@@ -146,7 +146,7 @@ struct PreloadedPanels {
             for (int row = 0; row < 2; row++) y[row] += panels[k].scales[0][row] * factor * (float)((c[k][2 * row] << 8) + c[k][2 * row + 1]);
         }
     }
-    // The same with a scale for each half of a block.
+    // `begin` and `add` for formats with a scale for each half of a block.
     template <int K> __device__ __forceinline__ void begin_halves(int (&c)[K][2][4]) const {
 #pragma unroll
         for (u32 k = 0; k < K; k++)
@@ -372,7 +372,7 @@ __device__ __forceinline__ void run_epilogue_warp(const DecodeArgs& a, float* re
             const float next_row = __shfl_down_sync(~0u, y, 1);
             const u64_t word = pack_pair(y, next_row, tag_out);
 #pragma unroll
-            for (u32 c = 0; c < COPIES; c++)
+            for (u32 c = 0; c < COPIES; c++) // as in RowEpilogue::put (Lemmas 3, 4, 5 and 7)
                 if (writes && c < n_copies) store_exchanged(to[c], word);
             if (adds && is_there) residual[lane] = y;
             sync.publish_finished(lane);

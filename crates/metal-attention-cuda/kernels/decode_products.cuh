@@ -2,7 +2,7 @@
 // tiles, as stages of weights arrive. The warps' sums of a row are added afterwards (`sum_of_warps`).
 //
 // The time from the last input word to the first product is on the critical path of all blocks, because all wait for each other's rows.
-// What does not depend on the inputs is therefore computed before they arrive: `WarpWork` and `DigitColumns`.
+// Everything that does not depend on the inputs is therefore computed before they arrive: `WarpWork` and `DigitColumns`.
 //
 // Lanes: g = lane / 4 and t = lane % 4, as in the fragments of mma (ptx.cuh). A lane has rows g and g + 8 of a tile.
 #pragma once
@@ -14,7 +14,7 @@
 // which keep the rows in different banks. The padding of the first two rows holds the warps' sums of squares (`squares_index`).
 constexpr u32 SUMS_STRIDE = CONSUMER_WARPS + 4;
 
-// What one warp multiplies of one matrix of the op.
+// The work of one warp for one matrix of the op.
 struct __align__(16) WarpWork {
     u32 format;            // Format of formats.cuh
     u32 records_per_stage; // as in OpMatrixArgs

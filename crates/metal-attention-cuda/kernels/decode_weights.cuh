@@ -9,7 +9,7 @@
 #pragma once
 #include "decode_exchange.cuh"
 
-// What one block multiplies of one matrix: neighbouring tiles.
+// The part of one matrix that one block multiplies: neighbouring tiles.
 struct __align__(16) BlockShare {
     const unsigned char* from;        // records of its first tile; of experts: of the layer's first expert
     u32 tile_bytes;                   // bytes from one tile to the next
@@ -25,7 +25,7 @@ struct __align__(16) BlockShare {
     bool of_experts;                  // whether it stands for the chosen experts of a layer
 };
 
-// How many of `n` tiles belong to blocks before block `i`. Tiles are divided evenly; where there are fewer tiles than blocks, each of
+// The number of tiles, out of `n`, that belong to blocks before block `i`. Tiles are divided evenly; where there are fewer tiles than blocks, each of
 // the blocks from `first_block` on gets one.
 __device__ __forceinline__ u32 tiles_before(u32 i, u32 n, u32 first_block) {
     return n < gridDim.x ? min(max(i, first_block) - first_block, n) : i * n / gridDim.x;
@@ -46,7 +46,7 @@ __device__ __forceinline__ BlockShare block_share_of(const OpMatrixArgs& m) {
     return share;
 }
 
-// What one consumer warp multiplies of the block's tiles of an op. 2^log_split warps are a group: they share the columns of the same
+// The part of the block's tiles of an op that one consumer warp multiplies. 2^log_split warps are a group: they share the columns of the same
 // tiles, each with neighbouring units. Tile i of the block belongs to group i % n_groups.
 struct WarpShare {
     u32 group;      // the warp's group

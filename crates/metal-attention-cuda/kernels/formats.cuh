@@ -324,7 +324,7 @@ template <> struct Panel<CODES_AND_MINS> : GeneralPanel<CODES_AND_MINS, true> {}
         case CODES_AND_MINS: { constexpr u32 FORMAT = CODES_AND_MINS; body; break; } \
         default: __trap();                                                   \
     }
-// The same for formats of codes; others trap.
+// WITH_FORMAT for formats of codes; others trap.
 #define WITH_CODES(format, body)                                             \
     switch (format) {                                                        \
         case Q8_0: { constexpr u32 FORMAT = Q8_0; body; break; }             \

@@ -50,7 +50,7 @@ __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const 
     }
 }
 
-// The same for head `head` at position `pos`; `weights`: the norm's weights of all heads of its kind.
+// Overload for head `head` at position `pos`; `weights`: the norm's weights of all heads of its kind.
 __device__ __forceinline__ void make_head(float* v, const HeadInputs& in, const float* weights, u32 head, u32 pos, int dim, float scale, int lane) {
     const float* weight = in.norm == NORM_OF_EACH_HEAD ? weights + (size_t)head * dim : in.norm == NORM_UNWEIGHTED ? nullptr : weights;
     make_head(v, in, weight, in.rope + (size_t)pos * (in.n_rot / 2), dim, scale, lane);

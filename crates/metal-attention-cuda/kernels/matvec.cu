@@ -23,7 +23,7 @@
 #include "code_products.cuh"
 #include "products.cuh"
 
-// What becomes of a result. STORE: y = result; ADD: y += scale * result; GATED: y = activation(gate) * up.
+// The use of a result. STORE: y = result; ADD: y += scale * result; GATED: y = activation(gate) * up.
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 constexpr int MAX_PARTS = 3; // matrices of a product
 constexpr int WARPS = 8;     // of a block
@@ -122,7 +122,7 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
         clear();
     }
 };
-// The same for F16 and F32 weights.
+// This version is for F16 and F32 weights.
 template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
     typedef Staged<FORMAT> P;
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }

@@ -113,11 +113,11 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], const half
 __device__ __forceinline__ void copy16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
-// The same with 8 bytes, through L1.
+// Starts a copy of 8 bytes, through L1.
 __device__ __forceinline__ void copy8(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
-// The same with 16 bytes, or zeros where not `there`.
+// Starts a copy of 16 bytes, or of zeros where not `there`.
 __device__ __forceinline__ void copy16_or_zero(void* to, const void* from, bool there) {
     const u32 at = (u32)__cvta_generic_to_shared(to);
     const int bytes = there ? 16 : 0;
@@ -132,7 +132,7 @@ template <int ID, int THREADS> __device__ __forceinline__ void named_barrier_syn
 // Arrives at such a barrier without waiting.
 template <int ID, int THREADS> __device__ __forceinline__ void named_barrier_arrive() { asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
 
-// The same as `named_barrier_sync`, with values known at run time.
+// `named_barrier_sync` with values known at run time.
 __device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // mbarrier in shared memory: a phase completes when `count` threads have arrived and all announced bytes are there. The parity of phases is 0
@@ -164,7 +164,7 @@ __device__ __forceinline__ bool barrier_try_wait(u64_t* barrier, u32 phase) {
         : "memory");
     return ended;
 }
-// The same without waiting. The phase before the first one counts as complete, and has parity 1.
+// Whether the phase is complete, without waiting. The phase before the first one counts as complete, and has parity 1.
 __device__ __forceinline__ bool barrier_has_ended(u64_t* barrier, u32 phase) {
     u32 ended;
     asm volatile(
@@ -291,7 +291,7 @@ __device__ __forceinline__ void store_for_peer(u32* p, u32 v) {
 }
 // Called between two polls of a word that another thread will write. Empty: the load takes long enough.
 __device__ __forceinline__ void spin_pause() {}
-// The same where a delay does not matter.
+// A pause of some 20 ns, where a delay does not matter.
 __device__ __forceinline__ void sleep_briefly() { __nanosleep(20); }
 
 #endif

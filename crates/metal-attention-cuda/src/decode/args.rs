@@ -108,9 +108,9 @@ pub(super) struct OpMatrixArgs {
     pub(super) records_per_stage: u16,
     /// [`Format`].
     pub(super) format: u16,
-    /// As in [`OpArgs`].
+    /// log2 of the warps that share the columns of a tile.
     pub(super) log_split: u16,
-    /// As in [`OpArgs`].
+    /// Units of a row.
     pub(super) units_per_row: u16,
     /// Records of a unit.
     pub(super) records_per_unit: u16,
@@ -251,7 +251,7 @@ pub(super) struct DecodeArgs {
     pub(super) n_tokens: u32,
     /// Number of the first token's decode step.
     pub(super) first_step_number: u32,
-    /// How much a split of positions saves, relative to the cost of merging it.
+    /// Time that a split of positions saves, relative to the cost of merging it.
     pub(super) split_gain: f32,
     /// Stages of a warp whose copies may be outstanding.
     pub(super) max_stages_in_flight: u32,
@@ -270,7 +270,7 @@ pub(super) struct DecodeOnRanksArgs {
     pub(super) unused: u32,
 }
 
-/// How the products of an op are divided in a block: `1 << log_split` warps are a group and share the columns of a tile; the groups take
+/// The division of an op's products in a block: `1 << log_split` warps are a group and share the columns of a tile; the groups take
 /// the block's tiles alternately.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkSplit {

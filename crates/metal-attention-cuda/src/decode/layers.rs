@@ -31,7 +31,7 @@ const MAX_EXPERTS_PER_LAYER: usize = 1024;
 pub(super) struct OpMatrix {
     /// Address of its first record; of experts: of the layer's first expert.
     pub(super) records: u64,
-    /// How its weights are stored.
+    /// Weight layout.
     pub(super) format: Format,
     /// Rows; of experts below each other: of all chosen ones together.
     pub(super) n_rows: usize,
