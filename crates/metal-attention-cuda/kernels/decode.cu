@@ -330,13 +330,14 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
                 continue;
             }
             if (SMALL && kind != OUTPUT_HEAD && !reads_embedding) {
+                // The copies of all threads of the next layer's description have arrived (Lemma 12).
                 if (kind == DOWN) consumer_barrier();
                 run_small_op(a, l, op, shares, spans_of(a)[i].n_splits, tag, copy, zeros, ring, sync, n_small_ops++, warp, lane);
                 continue;
             }
             // A full op in a SMALL kernel: inputs and sums take the place of those of the small op before (Lemmas 10 and 11).
             if (SMALL) sync.wait_until_finished(n_small_ops), __syncwarp();
-            // Prologue: what does not depend on the inputs. Each thread loads what the epilogue of its first row needs.
+            // ---- Prologue: everything that does not depend on the inputs. Each thread loads what the epilogue of its first row needs. ----
             const u32 own_row = row_at(op, shares, tid), log_split = op.log_split, log_groups = LOG_CONSUMER_WARPS - log_split;
             const float own_bias = op.bias && own_row != ~0u ? op.bias[own_row] : 0.0f;
             const RowEpilogue epilogue(l, op, tag);
@@ -350,7 +351,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
             Inputs inputs(memory, n_panels, op);
             const DigitColumns columns(inputs.codes, zeros, lane);
             if (lane < (int)op.n_matrices) warp_work[warp][lane] = warp_work_of(shares[lane], mine, warp, kind == GATE_AND_UP ? lane * a.region_floats : 0);
-            // Loads. Four lanes have a quantisation block of 32 inputs, a quad of each half.
+            // ---- Loads: the warp's inputs. Four lanes have a quantisation block of 32 inputs, a quad of each half. ----
             const u32 first_quad = mine.first * op.panels_per_unit * 16 + lane / 4 * 8 + lane % 4;
             if (kind == ATTENTION_OUTPUT) {
 #pragma unroll 1
@@ -404,7 +405,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
             }
             __syncwarp();
 
-            // Products and epilogue. The output head's many rows are finished in rounds, which use the regions of sums alternately (Lemma 11).
+            // ---- Products: partial sums. The output head's many rows are finished in rounds, which use the regions of sums alternately (Lemma 11). ----
             const u32 tiles_per_round = kind == OUTPUT_HEAD ? HEAD_TILES_PER_ROUND : ~0u, rows_per_round = kind == OUTPUT_HEAD ? HEAD_TILES_PER_ROUND * 16 << log_groups : n_rows, n_matrices = op.n_matrices;
             u32 begin = 0, region = op.region;
             do {
@@ -418,6 +419,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
                 // All warps have read their inputs and stored their sums (Lemmas 1 and 11).
                 consumer_barrier();
 
+                // ---- Epilogue: rows of the block, or of the round. ----
                 const u32 n = min(n_rows - begin, rows_per_round);
                 if ((u32)tid / 32 * 32 < n) {
                     const float rms_of_inputs = rms_of(op_sums, inverse_n_in, eps), rms = norm ? rms_of_inputs : 1.0f;
@@ -466,7 +468,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
         tag = (tag + 2) & TAG_MASK, layer_index ^= 1;
         if (i < a.n_layer) continue;
 
-        // End of the token, which the blocks' best logits decide (Lemma 8). After the launch's last token only block 0 waits for them.
+        // ---- Argmax and end of the token, which the blocks' best logits decide (Lemma 8). After the launch's last token only block 0 waits for them. ----
         best = highest_of_lanes(best);
         if (lane == 0) best_of_warps[warp] = best;
         const bool is_last = n_tokens_done + 1 == a.n_tokens;

@@ -253,6 +253,7 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
         in.weights[q] = op.norm && in.there[q] ? ((const float4*)op.norm)[in.quad + 4 * q] : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     }
 
+    // ---- Preload: weights to registers. ----
     PreloadedPanels weights[2] = {};
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
@@ -275,10 +276,12 @@ __device__ __forceinline__ void run_small_op(const DecodeArgs& a, const Layer& l
     pin_register(sums);
     sync.wait_until_finished(n_small_ops);
 
+    // ---- Loads. ----
     const bool has_mins = weights[0].has_mins || weights[1].has_mins;
     if (is_narrow) load_inputs<1>(a, l, op, in, n_splits, tag, copy, has_mins);
     else load_inputs<2>(a, l, op, in, n_splits, tag, copy, has_mins);
     __syncwarp();
+    // ---- Products. ----
     float y[2][2] = {};
     if (two || n_panels > PRELOAD_HALF) {
         if (n_panels > 1) preloaded_products<2, 2>(weights, halves, y);
