@@ -55,9 +55,9 @@ impl AbortFlag {
         // Flags 1 and 2: portable to all devices, and mapped at the same address.
         // SAFETY: the driver returns memory that this object owns until it is dropped.
         check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut word, 16, 3) })?;
-        let ended = Self { word, gpu: Arc::clone(gpu) };
-        ended.set(false);
-        Ok(ended)
+        let flag = Self { word, gpu: Arc::clone(gpu) };
+        flag.set(false);
+        Ok(flag)
     }
 
     fn word(&self) -> &AtomicU32 {
