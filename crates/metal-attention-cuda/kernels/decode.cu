@@ -245,6 +245,97 @@ __device__ __forceinline__ u64_t highest_of_ranks(const Exchange& e, u32 exchang
 // The row of such a key; row 0 if all logits are NaN.
 __device__ __forceinline__ u32 row_of_key(u64_t key) { return key >> 32 == 0 ? 0 : 0xfffffu - ((u32)key >> 12); }
 
+// Loads the warp's inputs of an op: words of its input vector, in the copy `copy`. `n4`: quads of the vector; `first_quad`: the lane's first one.
+__device__ __forceinline__ void load_vector(const Op& op, Inputs& inputs, u32 copy, u32 tag_in, u32 n4, const float4* norm, u32 first_quad, int lane) {
+    const ulonglong2* from = op.input + copy * n4 + first_quad;
+    const u32 n = n4 > first_quad ? n4 - first_quad : 0;
+    u32 first = 0;
+#pragma unroll 1
+    for (; first + 8 < inputs.n_blocks; first += 32)
+        load_inputs_of_words<4>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0, tag_in, lane);
+    if (first < inputs.n_blocks)
+        load_inputs_of_words<1>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0, tag_in, lane);
+}
+// Epilogue: finishes the block's rows `begin` to `begin + n - 1` of an op. `own_row`, `own_bias`, `own_residual`, `own_to`: what the thread has loaded for
+// its first row; `sums`: the region of their partial sums; `op_sums`: the op's first region, which has the sums of squares; `i`: the layer; `best`: the key of
+// the thread's best logit, which the output head updates.
+template <bool EXPERTS, bool ON_RANKS>
+__device__ __forceinline__ void finish_rows(const DecodeArgs& a, const Layer& l, const Op& op, u32 kind, const BlockShare* shares, const ExpertChoice& chosen,
+                                            const RowEpilogue& epilogue, u32 own_row, float own_bias, float own_residual, u64_t* own_to, float* sums, float* op_sums,
+                                            float* residual, u32 begin, u32 n, float inverse_n_in, float eps, const float4* norm, u32 log_split, bool is_expert_op,
+                                            const RankShare* ranks, const u32& first_exchange, u32 i, u64_t& best, int tid) {
+    if ((u32)tid / 32 * 32 < n) {
+        const float rms_of_inputs = rms_of(op_sums, inverse_n_in, eps), rms = norm ? rms_of_inputs : 1.0f;
+        // All threads of a warp go through the loop together: a word has the rows of two lanes.
+#pragma unroll 1
+        for (u32 j_in_round = (u32)tid; j_in_round < (n + 31) / 32 * 32; j_in_round += CONSUMER_THREADS) {
+            const u32 j = begin + j_in_round;
+            const bool is_prefetched = j == (u32)tid;
+            const u32 row = is_prefetched ? own_row : row_at(op, shares, j);
+            const bool exists = row != ~0u;
+            const float bias = is_prefetched ? own_bias : op.bias && exists ? op.bias[row] : 0.0f;
+            const float* row_sums = sums + (exists ? j_in_round : 0) * SUMS_STRIDE;
+            float y = rms * sum_of_warps(row_sums, log_split);
+            if (kind == OUTPUT_HEAD) {
+                if (!exists) continue;
+                y = (y + bias) * a.logit_scale;
+                if (a.logit_cap != 0.0f) y = a.logit_cap * tanhf(y / a.logit_cap);
+                const u32 vocab_row = ON_RANKS ? ranks->first_row + row : row;
+                if (a.logits) a.logits[vocab_row] = y;
+                const u64_t key = argmax_key(y, vocab_row);
+                best = key > best ? key : best;
+                continue;
+            }
+            if (kind == GATE_AND_UP) {
+                float up = rms * sum_of_warps(row_sums + a.region_floats, log_split), weight = 1.0f;
+                if (is_expert_op) {
+                    const u32 n_ff = op.n_out / l.route.n_used, place = exists ? row / n_ff : 0;
+                    const size_t at = (size_t)chosen.experts[place] * n_ff + (exists ? row % n_ff : 0);
+                    if (l.expert_bias[0]) y += l.expert_bias[0][at];
+                    if (l.expert_bias[1]) up += l.expert_bias[1][at];
+                    weight = chosen.weights[place];
+                }
+                y = weight * (epilogue.activation == SILU ? activate(SILU, y) * up : gated(epilogue.activation, epilogue.limit, y, up));
+            }
+            if (EXPERTS && kind == DOWN && l.expert_bias[2] && exists)
+                for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * op.n_out + row];
+            const float residual_before = is_prefetched ? own_residual : epilogue.adds && exists ? residual[j] : 0.0f;
+            y += bias;
+            if constexpr (ON_RANKS) y = epilogue.sum_over_ranks(ranks, first_exchange + 2 * i + (kind == DOWN), row, y);
+            epilogue.put(row, is_prefetched ? own_to : epilogue.to + row / 2, y, residual_before, residual + j);
+        }
+    }
+}
+// Argmax, by warp 0 of each block: publishes the block's best logit, waits for those of all blocks, and sets the next token (Lemma 8). After the launch's last
+// token only block 0 waits; the others return false. `tag`: of the next token's first layer.
+template <bool ON_RANKS>
+__device__ __forceinline__ bool choose_token(const DecodeArgs& a, const RankShare* ranks, const u64_t* best_of_warps, Token& token, u32& n_tokens_done, u32& first_exchange, u32 tag,
+                                             u32 next_pos, bool is_last, int lane) {
+    u64_t best = highest_of_lanes(best_of_warps[lane % CONSUMER_WARPS]);
+    // Release: orders the KV rows that the block has written before its word.
+    __threadfence();
+    // Two places alternate: a block without rows of the next token's ops could otherwise overwrite its word before all have read it.
+    u64_t* const all = a.best_words + n_tokens_done % 2 * gridDim.x;
+    if (lane == 0) store_exchanged(all + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
+    if (is_last && blockIdx.x != 0) return false;
+    u64_t highest = highest_of_blocks(all, tag, lane);
+    if constexpr (ON_RANKS) highest = highest_of_ranks(ranks->exchange, first_exchange + 2 * a.n_layer, highest, blockIdx.x == 0, lane);
+    const u32 id = row_of_key(highest);
+    // Acquire: orders the blocks' KV rows before this block's reads of them.
+    __threadfence();
+    if (lane == 0) {
+        if (blockIdx.x == 0) publish_id(a.ids, 0, a.first_step_number + n_tokens_done, id);
+        token.id = id, token.pos = next_pos, n_tokens_done++;
+        if (is_last && a.advance) *a.token = token;
+        if constexpr (ON_RANKS) {
+            first_exchange += exchanges_per_token(a);
+            // The first block has heard from all blocks of the rank, which therefore have read the old number.
+            if (is_last) *ranks->exchange.exchanges_done = first_exchange;
+        }
+    }
+    return true;
+}
+
 // The kernel. C: elements of a head / 64, rounded up. SMALL: all ops of layers are small. EXPERTS: layers may have experts; a parameter because the
 // code for them would slow others down. ON_RANKS: several ranks share the model, and `ranks` is this one's share.
 template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __forceinline__ void decode(const DecodeArgs& a, const RankShare* ranks = nullptr) {
@@ -387,14 +478,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
                     inputs.put<1>(first, v, weights, lane);
                 }
             } else {
-                const ulonglong2* from = op.input + copy * n4 + first_quad;
-                const u32 n = n4 > first_quad ? n4 - first_quad : 0;
-                u32 first = 0;
-#pragma unroll 1
-                for (; first + 8 < inputs.n_blocks; first += 32)
-                    load_inputs_of_words<4>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0, tag_in, lane);
-                if (first < inputs.n_blocks)
-                    load_inputs_of_words<1>(inputs, first, from + 8 * first, norm ? norm + first_quad + 8 * first : nullptr, n > 8 * first ? n - 8 * first : 0, tag_in, lane);
+                load_vector(op, inputs, copy, tag_in, n4, norm, first_quad, lane);
             }
             __syncwarp();
             float* const op_sums = (float*)(decode_memory + a.regions_at[op.region]);
@@ -421,47 +505,8 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
 
                 // ---- Epilogue: rows of the block, or of the round. ----
                 const u32 n = min(n_rows - begin, rows_per_round);
-                if ((u32)tid / 32 * 32 < n) {
-                    const float rms_of_inputs = rms_of(op_sums, inverse_n_in, eps), rms = norm ? rms_of_inputs : 1.0f;
-                    // All threads of a warp go through the loop together: a word has the rows of two lanes.
-#pragma unroll 1
-                    for (u32 j_in_round = (u32)tid; j_in_round < (n + 31) / 32 * 32; j_in_round += CONSUMER_THREADS) {
-                        const u32 j = begin + j_in_round;
-                        const bool is_prefetched = j == (u32)tid;
-                        const u32 row = is_prefetched ? own_row : row_at(op, shares, j);
-                        const bool exists = row != ~0u;
-                        const float bias = is_prefetched ? own_bias : op.bias && exists ? op.bias[row] : 0.0f;
-                        const float* row_sums = sums + (exists ? j_in_round : 0) * SUMS_STRIDE;
-                        float y = rms * sum_of_warps(row_sums, log_split);
-                        if (kind == OUTPUT_HEAD) {
-                            if (!exists) continue;
-                            y = (y + bias) * a.logit_scale;
-                            if (a.logit_cap != 0.0f) y = a.logit_cap * tanhf(y / a.logit_cap);
-                            const u32 vocab_row = ON_RANKS ? ranks->first_row + row : row;
-                            if (a.logits) a.logits[vocab_row] = y;
-                            const u64_t key = argmax_key(y, vocab_row);
-                            best = key > best ? key : best;
-                            continue;
-                        }
-                        if (kind == GATE_AND_UP) {
-                            float up = rms * sum_of_warps(row_sums + a.region_floats, log_split), weight = 1.0f;
-                            if (is_expert_op) {
-                                const u32 n_ff = op.n_out / l.route.n_used, place = exists ? row / n_ff : 0;
-                                const size_t at = (size_t)chosen.experts[place] * n_ff + (exists ? row % n_ff : 0);
-                                if (l.expert_bias[0]) y += l.expert_bias[0][at];
-                                if (l.expert_bias[1]) up += l.expert_bias[1][at];
-                                weight = chosen.weights[place];
-                            }
-                            y = weight * (epilogue.activation == SILU ? activate(SILU, y) * up : gated(epilogue.activation, epilogue.limit, y, up));
-                        }
-                        if (EXPERTS && kind == DOWN && l.expert_bias[2] && exists)
-                            for (u32 k = 0; k < l.route.n_used; k++) y += chosen.weights[k] * l.expert_bias[2][(size_t)chosen.experts[k] * op.n_out + row];
-                        const float residual_before = is_prefetched ? own_residual : epilogue.adds && exists ? residual[j] : 0.0f;
-                        y += bias;
-                        if constexpr (ON_RANKS) y = epilogue.sum_over_ranks(ranks, first_exchange + 2 * i + (kind == DOWN), row, y);
-                        epilogue.put(row, is_prefetched ? own_to : epilogue.to + row / 2, y, residual_before, residual + j);
-                    }
-                }
+                finish_rows<EXPERTS, ON_RANKS>(a, l, op, kind, shares, chosen, epilogue, own_row, own_bias, own_residual, own_to, sums, op_sums, residual, begin, n, inverse_n_in,
+                                               eps, norm, log_split, is_expert_op, ranks, first_exchange, i, best, tid);
                 begin += rows_per_round, region ^= 1;
             } while (begin < n_rows);
         }
@@ -481,30 +526,7 @@ template <int C, bool SMALL, bool EXPERTS, bool ON_RANKS = false> __device__ __f
             commit_copies();
             if (warp != 0) find_spans(a, next_pos, tid - 32, CONSUMER_THREADS - 32);
         }
-        if (warp == 0) {
-            best = highest_of_lanes(best_of_warps[lane % CONSUMER_WARPS]);
-            // Release: orders the KV rows that the block has written before its word.
-            __threadfence();
-            // Two places alternate: a block without rows of the next token's ops could otherwise overwrite its word before all have read it.
-            u64_t* const all = a.best_words + n_tokens_done % 2 * gridDim.x;
-            if (lane == 0) store_exchanged(all + blockIdx.x, (best & 0xffffffff00000000ull) | (u32)best << 12 | tag);
-            if (is_last && blockIdx.x != 0) return;
-            u64_t highest = highest_of_blocks(all, tag, lane);
-            if constexpr (ON_RANKS) highest = highest_of_ranks(ranks->exchange, first_exchange + 2 * a.n_layer, highest, blockIdx.x == 0, lane);
-            const u32 id = row_of_key(highest);
-            // Acquire: orders the blocks' KV rows before this block's reads of them.
-            __threadfence();
-            if (lane == 0) {
-                if (blockIdx.x == 0) publish_id(a.ids, 0, a.first_step_number + n_tokens_done, id);
-                token.id = id, token.pos = next_pos, n_tokens_done++;
-                if (is_last && a.advance) *a.token = token;
-                if constexpr (ON_RANKS) {
-                    first_exchange += exchanges_per_token(a);
-                    // The first block has heard from all blocks of the rank, which therefore have read the old number.
-                    if (is_last) *ranks->exchange.exchanges_done = first_exchange;
-                }
-            }
-        }
+        if (warp == 0 && !choose_token<ON_RANKS>(a, ranks, best_of_warps, token, n_tokens_done, first_exchange, tag, next_pos, is_last, lane)) return;
         wait_for_copies<0>();
         if (is_last) return;
         // The next token's embedding overwrites rows of the residual stream that the epilogue warp of a SMALL kernel uses (Lemma 13).

@@ -78,8 +78,8 @@ template <u32 FORMAT, int TOKENS> struct Accumulators {
     static __device__ __forceinline__ CodeInput input_of(unsigned char* memory, u32 n_panels, u32 token) {
         return CodeInput(memory + token * bytes_of_token(n_panels), n_panels);
     }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
-        store_digits<1>(input_of(memory, n_panels, token), block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2], bool is_there) {
+        store_digits<1>(input_of(memory, n_panels, token), quant_block, t, {{v[0], v[1]}}, {is_there}, P::MINS);
     }
     static __device__ __forceinline__ int token_of(int i, int lane) { return SIDE_BY_SIDE == 2 ? 2 * i + lane % 4 / 2 : i; }
 
@@ -127,8 +127,8 @@ template <u32 FORMAT, int TOKENS> struct FloatAccumulators {
     typedef Staged<FORMAT> P;
     static __device__ __forceinline__ u32 bytes(u32 n_panels) { return TOKENS * n_panels * 2 * (128 + 4); }
     static __device__ __forceinline__ float* factors_of(unsigned char* memory, u32 n_panels) { return (float*)(memory + TOKENS * n_panels * 2 * 128); }
-    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 block, int t, const float4 (&v)[2], bool is_there) {
-        store_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + block, t, v[0], v[1], is_there);
+    static __device__ __forceinline__ void put(unsigned char* memory, u32 n_panels, int token, u32 quant_block, int t, const float4 (&v)[2], bool is_there) {
+        store_halves(memory, factors_of(memory, n_panels), token * n_panels * 2 + quant_block, t, v[0], v[1], is_there);
     }
     const unsigned char* input;
     const float* factors;
@@ -154,11 +154,11 @@ template <int TOKENS> struct Accumulators<F32, TOKENS> : FloatAccumulators<F32, 
     using FloatAccumulators<F32, TOKENS>::FloatAccumulators;
 };
 
-// One block's share of y = W f(x): the tile groups `block`, block + n_blocks, ... of a matrix, or of the pair of gate and up. `block`, `n_blocks_of_part`:
-// index among the blocks of this matrix, and their number. All threads of the block call it; shared memory is as `shared_of` of
+// One block's share of y = W f(x): the tile groups `block_of_part`, block_of_part + n_blocks_of_part, ... of a matrix, or of the pair of gate and up. `block_of_part`,
+// `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory is as `shared_of` of
 // src/step/product.rs counts it.
 template <u32 FORMAT, int TOKENS>
-__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block, u32 n_blocks_of_part) {
+__device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_part, u32 n_blocks_of_part) {
     typedef Record<FORMAT> R;
     typedef RingStage<FORMAT> C;
     typedef Accumulators<FORMAT, TOKENS> S;
@@ -174,15 +174,15 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     unsigned char* input = (unsigned char*)(partial + 4 * BRANCH_FLOATS);
     if (lane < 4) ((u32*)zeros)[lane] = 0;
 
-    // The warp's share: `n_sharing` warps divide the records of a tile. `of_group`: the warp's tile in the tile group; `share`: its index among them.
+    // The warp's share: `n_sharing` warps divide the records of a tile. `tile_in_group`: the warp's tile in the tile group; `share`: its index among them.
     const bool gated = a.output == GATED;
     const u32 n_branches = gated ? 2 : 1, n_sharing = a.warps_a_tile, tiles_at_once = WARPS / n_sharing;
-    const u32 of_group = warp / n_sharing, share = warp % n_sharing;
+    const u32 tile_in_group = warp / n_sharing, share = warp % n_sharing;
     const u32 n_records = n_panels / R::PANELS, first = share * n_records / n_sharing, end = (share + 1) * n_records / n_sharing;
     const u32 n_tiles = (n_rows + 15) / 16, n_groups = (n_tiles + tiles_at_once - 1) / tiles_at_once;
 
     // ---- Stream: the ring of the warp's own records. `left`: records of the current tile that are not requested yet. ----
-    u32 next_tile = block * tiles_at_once + of_group, next_branch = 0, left = 0, next_stage = 0;
+    u32 next_tile = block_of_part * tiles_at_once + tile_in_group, next_branch = 0, left = 0, next_stage = 0;
     const unsigned char* from = nullptr;
     auto begin_tile = [&] {
         left = next_tile < n_tiles ? end - first : 0;
@@ -214,7 +214,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
     struct InputPosition {
         u32 panel, token;
     };
-    const u32 first_panel = first * R::PANELS + 4 * of_group, end_panel = end * R::PANELS, end4 = min(n_in4, end_panel * 16);
+    const u32 first_panel = first * R::PANELS + 4 * tile_in_group, end_panel = end * R::PANELS, end4 = min(n_in4, end_panel * 16);
     const u32 quad = lane / 4 * 8 + lane % 4;
     const float4* norm = (const float4*)a.norm;
     auto load = [&](const float4* row, u32 panel, float padding) {
@@ -269,8 +269,8 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll
             for (int n = 0; n < TOKENS; n++) squares[n] += at.token == n ? squares_here : 0.0f;
         }
-        const u32 of_block = at.panel * 2 + lane / 4;
-        S::put(input, n_panels, at.token, of_block, lane % 4, v, of_block < 2 * end_panel);
+        const u32 quant_block = at.panel * 2 + lane / 4;
+        S::put(input, n_panels, at.token, quant_block, lane % 4, v, quant_block < 2 * end_panel);
         advance(at);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) x[i] = x[i + 1], weights[i] = weights[i + 1];
@@ -287,8 +287,8 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 
     // ---- Main loop ----
     u32 stage = 0;
-    for (u32 group = block, parity = 0; group < n_groups; group += n_blocks_of_part, parity ^= 1) {
-        const u32 tile = group * tiles_at_once + of_group;
+    for (u32 group = block_of_part, parity = 0; group < n_groups; group += n_blocks_of_part, parity ^= 1) {
+        const u32 tile = group * tiles_at_once + tile_in_group;
         if (tile >= n_tiles) break;
         // Each thread's results of the tile; what they are added to is loaded before the products.
         constexpr int RESULTS = TOKENS > 2 ? 2 : 1;
@@ -335,7 +335,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
         }
         // ---- Epilogue of the tile. The warps that share it meet at a named barrier of their own. ----
         if (n_sharing == 1) __syncwarp();
-        else named_barrier_sync(FIRST_TILE_BARRIER + of_group, 32 * n_sharing);
+        else named_barrier_sync(FIRST_TILE_BARRIER + tile_in_group, 32 * n_sharing);
 #pragma unroll
         for (int j = 0; j < RESULTS; j++) {
             if (!out[j]) continue;
@@ -350,7 +350,7 @@ __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& f
 #pragma unroll
             for (u32 branch = 0; branch < 2; branch++) {
                 if (branch == n_branches) break;
-                const float* at = parts + branch * BRANCH_FLOATS + of_group * n_sharing * 16 * TOKENS + result[j];
+                const float* at = parts + branch * BRANCH_FLOATS + tile_in_group * n_sharing * 16 * TOKENS + result[j];
                 float v[WARPS];
 #pragma unroll
                 for (u32 w = 0; w < WARPS; w++) v[w] = w < n_sharing ? at[w * 16 * TOKENS] : 0.0f;
