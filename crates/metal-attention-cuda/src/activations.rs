@@ -8,10 +8,10 @@ use crate::CudaError;
 use crate::args::QueryTileArgs;
 use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
-use crate::step::{TOP_K, room_for_rows, split_bytes, top_k_bytes};
+use crate::runner::{TOP_K, scratch_elements, split_bytes, top_k_bytes};
 
 /// Most tokens of which something is wanted at once.
-pub(crate) const MAX_WANTED: usize = 256;
+pub(crate) const MAX_OUTPUTS: usize = 256;
 
 /// Blocks of attention of one token, or of a few, as far as splits make more of them: as many as a large GPU runs at a time.
 pub(crate) const ATTENTION_BLOCKS: usize = 264;
@@ -58,7 +58,7 @@ impl Widths {
             FeedForward::ChannelMix(_) | FeedForward::None => 0,
         });
         let latent = || spec.layers.iter().filter_map(|layer| layer.mixer.latent_attention());
-        let (rows, row) = room_for_rows(spec, n_tokens);
+        let (rows, row) = scratch_elements(spec, n_tokens);
         let first_value = spec.layers.iter().map(|layer| match &layer.mixer {
             Mixer::Rwkv7(of) => of.width,
             Mixer::Attention(_)
@@ -108,15 +108,15 @@ impl Widths {
     }
 }
 
-/// Buffers of a step over `n_tokens` tokens at most, `n_wanted` of them with results.
+/// Buffers of a step over `n_tokens` tokens at most, `n_outputs` of them with results.
 #[derive(Debug)]
 pub(crate) struct Activations {
     pub(crate) n_tokens: usize,
-    pub(crate) n_wanted: usize,
+    pub(crate) n_outputs: usize,
     /// The batch, as `TokenArgs`.
     pub(crate) tokens: CudaBuffer,
     /// Places of the wanted tokens in it.
-    pub(crate) wanted: CudaBuffer,
+    pub(crate) output_rows: CudaBuffer,
     /// Tiles of queries, as `QueryTileArgs`.
     pub(crate) query_tiles: CudaBuffer,
     /// The residual stream, F32 `[n_tokens, n_embd]`.
@@ -154,12 +154,12 @@ pub(crate) struct Activations {
     /// What goes into the feed-forward's last product, F32 `[a few, n_ff]`.
     pub(crate) gated: CudaBuffer,
     pub(crate) packed_gated: CudaBuffer,
-    /// States after the last norm, F32 `[n_wanted, n_embd]`.
+    /// States after the last norm, F32 `[n_outputs, n_embd]`.
     pub(crate) hidden: CudaBuffer,
-    /// F32 `[n_wanted, n_vocab]`.
+    /// F32 `[n_outputs, n_vocab]`.
     pub(crate) logits: CudaBuffer,
     pub(crate) best: CudaBuffer,
-    /// The highest logits, ranks `[n_wanted, TOP_K]`, and those of chunks.
+    /// The highest logits, ranks `[n_outputs, TOP_K]`, and those of chunks.
     pub(crate) top_k: CudaBuffer,
     pub(crate) top_k_lists: CudaBuffer,
     pub(crate) partial: CudaBuffer,
@@ -178,14 +178,14 @@ pub(crate) fn packed(width: usize, n_tokens: usize) -> usize {
 
 impl Activations {
     pub(crate) fn new(gpu: &Arc<CudaDevice>, w: &Widths, n_tokens: usize) -> Result<Self, CudaError> {
-        let n_wanted = n_tokens.min(MAX_WANTED);
+        let n_outputs = n_tokens.min(MAX_OUTPUTS);
         let zeros = |bytes: usize| gpu.zeros("activations", bytes as u64);
         let [split_sums, split_tickets] = split_bytes(gpu.summary(), n_tokens);
         Ok(Self {
             n_tokens,
-            n_wanted,
+            n_outputs,
             tokens: zeros(16 * n_tokens)?,
-            wanted: zeros(4 * n_tokens)?,
+            output_rows: zeros(4 * n_tokens)?,
             query_tiles: zeros(size_of::<QueryTileArgs>() * n_tokens)?,
             x: zeros(4 * w.n_embd * n_tokens)?,
             packed_x: zeros(packed(w.n_embd, n_tokens))?,
@@ -208,15 +208,15 @@ impl Activations {
             gated: zeros(4 * w.n_ff * n_tokens)?,
             packed_gated: zeros(packed(w.n_ff, n_tokens))?,
             hidden: zeros(4 * w.n_embd * n_tokens)?,
-            logits: zeros(4 * w.n_vocab * n_wanted)?,
-            best: zeros(8 * ARGMAX_BLOCKS * n_wanted)?,
-            top_k: zeros(8 * TOP_K * n_wanted)?,
-            top_k_lists: zeros(top_k_bytes(w.n_vocab) * n_wanted)?,
+            logits: zeros(4 * w.n_vocab * n_outputs)?,
+            best: zeros(8 * ARGMAX_BLOCKS * n_outputs)?,
+            top_k: zeros(8 * TOP_K * n_outputs)?,
+            top_k_lists: zeros(top_k_bytes(w.n_vocab) * n_outputs)?,
             partial: zeros(4 * w.partial * w.n_head * partial_rows(n_tokens))?,
             split_sums: zeros(split_sums)?,
             split_tickets: zeros(split_tickets)?,
             tickets: zeros(4 * w.n_head.max(w.n_key_head).max(1) * n_tokens)?,
-            argmax_tickets: zeros(4 * n_wanted)?,
+            argmax_tickets: zeros(4 * n_outputs)?,
         })
     }
 
@@ -228,7 +228,7 @@ impl Activations {
         let own =
             4 * n_tokens * (2 * w.own_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
         let of_mixers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
-        let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_WANTED);
+        let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_OUTPUTS);
         (rows + own + of_mixers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }

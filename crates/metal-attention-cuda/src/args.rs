@@ -7,17 +7,17 @@ mod recurrent;
 
 use bytemuck::{Pod, Zeroable};
 
-pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_CARDS};
+pub(crate) use exchange::{AllGatherArgs, AllReduceArgs, CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 pub(crate) use experts::{
-    ExpertsActivationArgs, ExpertsSumArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteAloneArgs, RouteArgs,
+    ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, RouteArgs,
     SortArgs, WeighArgs,
 };
 pub(crate) use latent::{LatentAttentionArgs, LatentInputsArgs};
 pub(crate) use recurrent::{
-    AloneArgs, ConvolutionArgs, DeltaRuleAloneArgs, DeltaRuleArgs, Function, FunctionArgs, GroupNormArgs,
-    GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, Mamba2AloneArgs, Mamba2Args, MambaArgs, OutputGate, RowsArgs,
-    RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SelectArgs, SideProductArgs, SideProductsArgs, StatesArgs,
-    TokenShiftArgs, WalkArgs,
+    ConvolutionArgs, DeltaRuleArgs, ElementwiseFunction, FunctionArgs, FusedDecodeArgs, FusedDeltaRuleArgs,
+    FusedMamba2Args, GroupNormArgs, GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, Mamba2Args, MambaArgs, OutputGate,
+    RowsArgs, RunsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, ScanArgs, SelectArgs, SideProductArgs, SideProductsArgs,
+    StatesArgs, TokenShiftArgs,
 };
 
 /// `Matrix` of `formats.cuh`.
@@ -45,7 +45,7 @@ pub(crate) struct RepackArgs {
 /// What becomes of a product: `Output` of `matvec.cu` and `matmul.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Output {
+pub(crate) enum Epilogue {
     Store = 0,
     Add = 1,
     Gated = 2,
@@ -97,7 +97,7 @@ pub(crate) struct MatmulArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct FewArgs {
+pub(crate) struct MatmulFewArgs {
     pub(crate) parts: [MatrixArgs; MAX_PARTS],
     pub(crate) n_parts: u32,
     pub(crate) blocks: [u32; MAX_PARTS],
@@ -121,7 +121,7 @@ pub(crate) struct FewArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct WideArgs {
+pub(crate) struct MatmulWideArgs {
     pub(crate) parts: [MatrixArgs; MAX_PARTS],
     pub(crate) n_parts: u32,
     pub(crate) blocks: [u32; MAX_PARTS],

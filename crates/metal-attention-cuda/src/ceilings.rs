@@ -8,7 +8,7 @@ use metal_attention_model::timing;
 
 use crate::args::RateArgs;
 use crate::device::{CudaBuffer, Readback};
-use crate::launch::{Grid, Start};
+use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::matrix::CudaMatrix;
 use crate::{CudaDevice, CudaError, CudaForwardPass};
 
@@ -87,13 +87,13 @@ impl CudaCeilings {
         let (a, b) = (gpu.zeros("a word", 16)?, gpu.zeros("a word", 16)?);
         let kernel = gpu.kernel("rate_link")?;
         let (there, back) = (args_of(&a, &b), args_of(&b, &a));
-        let grid = Grid { blocks: [1, 1, 1], threads: 1, shared: 0 };
+        let grid = LaunchGrid { blocks: [1, 1, 1], threads: 1, shared: 0 };
         let chain = |n: usize| {
             [&there, &back]
                 .into_iter()
                 .cycle()
                 .take(n)
-                .try_for_each(|args| gpu.launch(kernel, grid, args, Start::Early))
+                .try_for_each(|args| gpu.launch(kernel, grid, args, LaunchOrder::Overlapped))
         };
         // What the driver does late is done before the clock is looked at.
         chain(2)?;
@@ -134,7 +134,7 @@ impl CudaCeilings {
         n_tokens: &[usize],
     ) -> Result<Vec<f64>, CudaError> {
         let gpu = &self.gpu;
-        let steps = &mut pass.steps;
+        let steps = &mut pass.runner;
         let upload = |tensor: &&Tensor| CudaMatrix::new(gpu, &mut steps.kernels, tensor);
         let matrices = matrices.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
         let most = n_tokens.iter().copied().max().unwrap_or(1);
@@ -145,7 +145,7 @@ impl CudaCeilings {
         let mut seconds = Vec::new();
         for &n in n_tokens {
             seconds.push(self.seconds(&mut || {
-                matrices.iter().try_for_each(|matrix| steps.product_alone(matrix, &x, &packed, &y, n))
+                matrices.iter().try_for_each(|matrix| steps.benchmark_product(matrix, &x, &packed, &y, n))
             })?);
         }
         Ok(seconds)
@@ -184,8 +184,8 @@ impl CudaCeilings {
 
     fn rate_seconds(&self, kernel: &str, args: RateArgs) -> Result<f64, CudaError> {
         let kernel = self.gpu.kernel(kernel)?;
-        let grid = Grid { blocks: [self.blocks(), 1, 1], threads: THREADS, shared: 0 };
-        self.seconds(&mut || self.gpu.launch(kernel, grid, &args, Start::InTurn))
+        let grid = LaunchGrid { blocks: [self.blocks(), 1, 1], threads: THREADS, shared: 0 };
+        self.seconds(&mut || self.gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious))
     }
 
     /// Seconds of one run of what `launch` asks for: of many, their share; the best of a few.
@@ -220,11 +220,11 @@ mod tests {
     #[test]
     fn cuda_kernels_do_what_they_are_timed_for() {
         let Some(gpu) = CudaDevice::for_tests() else { return };
-        let grid = Grid { blocks: [3, 1, 1], threads: THREADS, shared: 0 };
+        let grid = LaunchGrid { blocks: [3, 1, 1], threads: THREADS, shared: 0 };
         let run = |name: &str, from: &CudaBuffer, to: &CudaBuffer, n: u64, steps: u32| {
             let kernel = gpu.kernel(name).unwrap();
             let args = RateArgs { n, steps, ..args_of(from, to) };
-            gpu.launch(kernel, grid, &args, Start::InTurn).unwrap();
+            gpu.launch(kernel, grid, &args, LaunchOrder::AfterPrevious).unwrap();
             let mut readback = Readback::new(&gpu, to.bytes()).unwrap();
             readback.copy(to, to.bytes()).unwrap();
             readback.read(to.bytes()).unwrap().to_vec()

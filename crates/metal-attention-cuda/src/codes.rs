@@ -25,27 +25,33 @@ pub(crate) const PANEL_BYTES_WITH_MINS: usize = PANEL_BYTES + SCALES;
 
 /// A group's elements are `scale * code - min`, with whole codes of -128..=127.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Group {
+pub(crate) struct ScaleGroup {
     scale: f32,
     min: f32,
 }
 
 /// The groups of a row of a type's blocks, in order.
-pub(crate) type GroupsOf = fn(&[u8], &mut Vec<Group>);
+pub(crate) type ScaleGroupsFn = fn(&[u8], &mut Vec<ScaleGroup>);
 
-fn scaled(scale: f32) -> Group {
-    Group { scale, min: 0.0 }
+fn scaled(scale: f32) -> ScaleGroup {
+    ScaleGroup { scale, min: 0.0 }
 }
 
 /// Of blocks with one scale: `N` groups each.
-fn one_scale<B: Block>(row: &[u8], groups: &mut Vec<Group>, n: usize, of: impl Fn(&B) -> Group) {
+fn one_scale<B: Block>(row: &[u8], groups: &mut Vec<ScaleGroup>, n: usize, of: impl Fn(&B) -> ScaleGroup) {
     for block in cast::<B>(row) {
         groups.extend(std::iter::repeat_n(of(block), n));
     }
 }
 
 /// Of blocks with a scale for each of `n` parts, of `each` groups.
-fn scales<B: Block>(row: &[u8], groups: &mut Vec<Group>, n: usize, each: usize, of: impl Fn(&B, usize) -> Group) {
+fn scales<B: Block>(
+    row: &[u8],
+    groups: &mut Vec<ScaleGroup>,
+    n: usize,
+    each: usize,
+    of: impl Fn(&B, usize) -> ScaleGroup,
+) {
     for block in cast::<B>(row) {
         for i in 0..n {
             groups.extend(std::iter::repeat_n(of(block, i), each));
@@ -53,97 +59,97 @@ fn scales<B: Block>(row: &[u8], groups: &mut Vec<Group>, n: usize, each: usize, 
     }
 }
 
-pub(crate) fn q4_1(row: &[u8], groups: &mut Vec<Group>) {
-    one_scale(row, groups, 2, |b: &BlockQ4_1| Group { scale: b.d.to_f32(), min: -b.m.to_f32() });
+pub(crate) fn q4_1(row: &[u8], groups: &mut Vec<ScaleGroup>) {
+    one_scale(row, groups, 2, |b: &BlockQ4_1| ScaleGroup { scale: b.d.to_f32(), min: -b.m.to_f32() });
 }
 
-pub(crate) fn q5_0(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn q5_0(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     one_scale(row, groups, 2, |b: &BlockQ5_0| scaled(b.d.to_f32()));
 }
 
-pub(crate) fn q5_1(row: &[u8], groups: &mut Vec<Group>) {
-    one_scale(row, groups, 2, |b: &BlockQ5_1| Group { scale: b.d.to_f32(), min: -b.m.to_f32() });
+pub(crate) fn q5_1(row: &[u8], groups: &mut Vec<ScaleGroup>) {
+    one_scale(row, groups, 2, |b: &BlockQ5_1| ScaleGroup { scale: b.d.to_f32(), min: -b.m.to_f32() });
 }
 
-pub(crate) fn q2_k(row: &[u8], groups: &mut Vec<Group>) {
-    scales(row, groups, 16, 1, |b: &BlockQ2K, i| Group {
+pub(crate) fn q2_k(row: &[u8], groups: &mut Vec<ScaleGroup>) {
+    scales(row, groups, 16, 1, |b: &BlockQ2K, i| ScaleGroup {
         scale: b.d.to_f32() * f32::from(b.scales[i] & 15),
         min: b.dmin.to_f32() * f32::from(b.scales[i] >> 4),
     });
 }
 
-pub(crate) fn q3_k(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn q3_k(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 16, 1, |b: &BlockQ3K, i| scaled(b.d.to_f32() * b.scale(i) as f32));
 }
 
-pub(crate) fn iq4_nl(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq4_nl(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     one_scale(row, groups, 2, |b: &BlockIq4Nl| scaled(b.d.to_f32()));
 }
 
-pub(crate) fn iq4_xs(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq4_xs(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 8, 2, |b: &BlockIq4Xs, i| scaled(b.d.to_f32() * b.scale(i) as f32));
 }
 
-pub(crate) fn iq3_s(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq3_s(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 8, 2, |b: &BlockIq3S, i| scaled(b.d.to_f32() * f32::from(1 + 2 * nibble(&b.scales, i))));
 }
 
-pub(crate) fn iq3_xxs(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq3_xxs(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 8, 2, |b: &BlockIq3Xxs, i| {
         scaled(b.d.to_f32() * (0.5 + (b.signs_and_scale(i) >> 28) as f32) * 0.5)
     });
 }
 
-pub(crate) fn iq2_s(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq2_s(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 16, 1, |b: &BlockIq2S, i| {
         scaled(b.d.to_f32() * (0.5 + f32::from(nibble(&b.scales, i))) * 0.25)
     });
 }
 
-pub(crate) fn iq2_xs(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq2_xs(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 16, 1, |b: &BlockIq2Xs, i| {
         scaled(b.d.to_f32() * (0.5 + f32::from(nibble(&b.scales, i))) * 0.25)
     });
 }
 
-pub(crate) fn iq2_xxs(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq2_xxs(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 8, 2, |b: &BlockIq2Xxs, i| {
         scaled(b.d.to_f32() * (0.5 + (b.signs_and_scale(i) >> 28) as f32) * 0.25)
     });
 }
 
 /// Points are moved by an eighth: codes count eighths.
-pub(crate) fn iq1_s(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq1_s(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 8, 2, |b: &BlockIq1S, i| {
         scaled(b.d.to_f32() * f32::from(2 * (b.high(i) >> 12 & 7) + 1) * IQ1_DELTA)
     });
 }
 
-pub(crate) fn iq1_m(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn iq1_m(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 16, 1, |b: &BlockIq1M, i| scaled(b.d().to_f32() * f32::from(2 * b.scale(i) + 1) * IQ1_DELTA));
 }
 
-pub(crate) fn mxfp4(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn mxfp4(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     one_scale(row, groups, 2, |b: &BlockMxfp4| scaled(e8m0_half(b.e)));
 }
 
-pub(crate) fn nvfp4(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn nvfp4(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     scales(row, groups, 4, 1, |b: &BlockNvfp4, i| scaled(ue4m3_half(b.d[i])));
 }
 
-pub(crate) fn tq2_0(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn tq2_0(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     one_scale(row, groups, 16, |b: &BlockTq2_0| scaled(b.d.to_f32()));
 }
 
-pub(crate) fn tq1_0(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn tq1_0(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     one_scale(row, groups, 16, |b: &BlockTq1_0| scaled(b.d.to_f32()));
 }
 
-pub(crate) fn q2_0(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn q2_0(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     one_scale(row, groups, 4, |b: &BlockQ2_0| scaled(b.d.to_f32()));
 }
 
-pub(crate) fn q1_0(row: &[u8], groups: &mut Vec<Group>) {
+pub(crate) fn q1_0(row: &[u8], groups: &mut Vec<ScaleGroup>) {
     one_scale(row, groups, 8, |b: &BlockQ1_0| scaled(b.d.to_f32()));
 }
 
@@ -156,7 +162,7 @@ fn nibble(bytes: &[u8], i: usize) -> u8 {
 /// panels have room for minimums. On all cores.
 pub(crate) fn pack_tiles(
     ty: TensorType,
-    groups_of: GroupsOf,
+    groups_of: ScaleGroupsFn,
     with_mins: bool,
     n_in: usize,
     rows: &[u8],
@@ -193,8 +199,8 @@ pub(crate) fn pack_tiles(
 }
 
 /// Packs row `r` of a tile.
-fn pack_row(elements: &[f32], groups: &[Group], r: usize, with_mins: bool, panel_bytes: usize, tile: &mut [u8]) {
-    for (g, (elements, &Group { scale, min })) in elements.chunks(GROUP).zip(groups).enumerate() {
+fn pack_row(elements: &[f32], groups: &[ScaleGroup], r: usize, with_mins: bool, panel_bytes: usize, tile: &mut [u8]) {
+    for (g, (elements, &ScaleGroup { scale, min })) in elements.chunks(GROUP).zip(groups).enumerate() {
         let panel = &mut tile[g / GROUPS * panel_bytes..][..panel_bytes];
         let (block, sub) = (g % GROUPS / 2, g % 2);
         for (i, &x) in elements.iter().enumerate() {
@@ -215,7 +221,7 @@ fn pack_row(elements: &[f32], groups: &[Group], r: usize, with_mins: bool, panel
 mod tests {
     use metal_attention_gguf::blocks::random_blocks;
 
-    use super::{CODES, GROUP, GROUPS, GroupsOf, PANEL_BYTES, pack_tiles};
+    use super::{CODES, GROUP, GROUPS, PANEL_BYTES, ScaleGroupsFn, pack_tiles};
     use crate::matrix::{PANEL, Packing, TILE, packing};
     use metal_attention_gguf::TensorType;
 
@@ -234,7 +240,7 @@ mod tests {
     fn packed_codes_are_what_every_type_dequantises_to() {
         let n_in = 512;
         for &ty in TensorType::ALL {
-            let (groups_of, with_mins): (GroupsOf, bool) = match packing(ty) {
+            let (groups_of, with_mins): (ScaleGroupsFn, bool) = match packing(ty) {
                 Packing::OnDevice(_) => continue,
                 Packing::Codes(of) => (of, false),
                 Packing::CodesAndMins(of) => (of, true),

@@ -12,12 +12,12 @@ use metal_attention_model::{CacheType, ModelSpec};
 use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, CudaSummary, Kernel};
-use crate::division::Share;
 use crate::exchange::Exchange;
-use crate::ids::Ids;
+use crate::ids::ChosenIds;
 use crate::kv_cache::CudaKvCache;
-use crate::launch::{Grid, Start};
-use crate::step::Wanted;
+use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::runner::TokenOutput;
+use crate::sharding::Shard;
 use crate::weights::{CudaAttention, CudaWeights};
 use args::{
     COPIES, DecodeArgs, DecodeOnCardsArgs, First, Kind, LayerArgs, MAX_VOCAB, StepArgs, TAGS, WARPS, Words, layer_args,
@@ -50,7 +50,7 @@ fn slots_at_once(summary: &CudaSummary, has_experts: bool) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Decode {
     kernel: Kernel,
-    grid: Grid,
+    grid: LaunchGrid,
     args: DecodeArgs,
     /// Tokens up to which a text takes it, and of a launch at most.
     until: usize,
@@ -72,8 +72,8 @@ impl Decode {
         weights: &CudaWeights,
         cache: &CudaKvCache,
         s: &Activations,
-        ids: &Ids,
-        share: Option<&Share>,
+        ids: &ChosenIds,
+        shard: Option<&Shard>,
         wanted: Option<usize>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
@@ -84,14 +84,14 @@ impl Decode {
         let Some(layers) = weights.layers.iter().map(PlainLayer::of).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
-        let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.is_on_the_way()) else {
+        let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.fuses_with_product()) else {
             return Ok(None);
         };
         let head = [StepMatrix::of(head)];
         let plain = is_plain(&weights.embedding) && known(&head[0]) && known(&StepMatrix::of(&weights.embedding.table));
         let short = cache.cache_type == CacheType::F16;
         let named = spec.n_vocab <= MAX_VOCAB;
-        let divided = share.is_none_or(|share| share.division.divides_all(spec));
+        let divided = shard.is_none_or(|shard| shard.plan.shards_all(spec));
         if !summary.has_wide()
             || !plain
             || !named
@@ -109,7 +109,7 @@ impl Decode {
         let attentions = || layers.iter().map(|layer| layer.attention);
         let head_dim = attentions().map(|a| a.head_dim).max().unwrap_or(0);
         let n_blocks = summary.n_sm;
-        let Some(memory) = Memory::new(&layers, &head, n_embd, summary, share.is_none()) else { return Ok(None) };
+        let Some(memory) = Memory::new(&layers, &head, n_embd, summary, shard.is_none()) else { return Ok(None) };
 
         // Words of the exchanges: the residual stream, queries, keys and values, attention, its sums, the router's products, gated rows.
         let words = |n: usize| 8 * n.div_ceil(2).next_multiple_of(2);
@@ -147,7 +147,7 @@ impl Decode {
             eps: output_norm.eps,
             ..step_args(Kind::Head, words.of(Kind::Head), first, &head, n_blocks)
         };
-        let kernel = match (head_dim, share.is_some()) {
+        let kernel = match (head_dim, shard.is_some()) {
             (..=64, false) if memory.has_small_steps => "decode_small_64",
             (..=128, false) if n_expert > 0 => "decode_experts_128",
             (129.., false) if n_expert > 0 => "decode_experts_256",
@@ -213,7 +213,7 @@ impl Decode {
         };
         Ok(Some(Self {
             kernel,
-            grid: Grid { blocks: [n_blocks, 1, 1], threads: THREADS, shared: memory.bytes },
+            grid: LaunchGrid { blocks: [n_blocks, 1, 1], threads: THREADS, shared: memory.bytes },
             args,
             until,
             at_once: (LAUNCH_BYTES / bytes_of_all).clamp(1, MAX_TOKENS),
@@ -239,22 +239,22 @@ impl Decode {
         &mut self,
         gpu: &CudaDevice,
         exchange: Option<&Exchange>,
-        wanted: Wanted,
+        wanted: TokenOutput,
         n: usize,
         number: u32,
     ) -> Result<(), CudaError> {
         let (logits, advance) = match wanted {
-            Wanted::Logits | Wanted::TopK => (self.logits, false),
-            Wanted::Id { advance } => (0, advance),
-            Wanted::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
+            TokenOutput::Logits | TokenOutput::TopK => (self.logits, false),
+            TokenOutput::Id { advance } => (0, advance),
+            TokenOutput::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
         };
         let args = DecodeArgs { logits, advance: u32::from(advance), n_tokens: n as u32, number, ..self.args };
         match exchange {
-            None => gpu.launch(self.kernel, self.grid, &args, Start::Together)?,
+            None => gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?,
             Some(exchange) => {
                 let first_row = exchange.first_row() as u32;
                 let args = DecodeOnCardsArgs { decode: args, exchange: exchange.args(), first_row, unused: 0 };
-                gpu.launch(self.kernel, self.grid, &args, Start::Together)?;
+                gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?;
             }
         }
         self.args.tag = (self.args.tag + n as u32 * self.tags) % TAGS;

@@ -299,7 +299,7 @@ impl CudaDevice {
     }
 
     /// Lets kernels of this device read and write the memory of `other`.
-    pub(crate) fn see_memory_of(&self, other: &Self) -> Result<(), CudaError> {
+    pub(crate) fn enable_peer_access(&self, other: &Self) -> Result<(), CudaError> {
         let mut can = 0;
         // SAFETY: the driver writes a number.
         check("ask what devices see of each other", unsafe {
@@ -378,7 +378,7 @@ impl CudaDevice {
     }
 
     /// Looks for something until it is there. The watch is looked at meanwhile.
-    pub(crate) fn look_until<T>(&self, mut look: impl FnMut() -> Result<Option<T>, CudaError>) -> Result<T, CudaError> {
+    pub(crate) fn poll_until<T>(&self, mut look: impl FnMut() -> Result<Option<T>, CudaError>) -> Result<T, CudaError> {
         let begin = Instant::now();
         loop {
             if let Some(found) = look()? {
@@ -585,7 +585,7 @@ impl Readback {
     /// The first `bytes`, once they are there. The watch is looked at meanwhile.
     pub(crate) fn read(&mut self, bytes: u64) -> Result<&[u8], CudaError> {
         assert!(bytes <= self.bytes(), "{bytes} bytes to read back");
-        self.memory.device.look_until(|| {
+        self.memory.device.poll_until(|| {
             // SAFETY: the event is this one's.
             match unsafe { sys::cuEventQuery(self.written) } {
                 CUresult::CUDA_ERROR_NOT_READY => Ok(None),

@@ -84,28 +84,28 @@ pub enum CudaError {
     },
     /// More cards than exchange sums.
     #[error(
-        "a model can be shared out among {most} cards at most, not {n_cards}: use fewer, or replicas (serve --replicas)"
+        "a model can be shared out among {most} cards at most, not {n_ranks}: use fewer, or replicas (serve --replicas)"
     )]
-    TooManyCards {
+    TooManyRanks {
         /// Cards that were asked for.
-        n_cards: usize,
+        n_ranks: usize,
         /// Cards that can be.
         most: usize,
     },
     /// A model whose layers cannot be cut.
     #[error(
-        "neither the attention nor the feed-forwards of this model can be shared out among {n_cards} cards (their heads or widths, in \
+        "neither the attention nor the feed-forwards of this model can be shared out among {n_ranks} cards (their heads or widths, in \
          blocks of their types, are too few, or they have parts that need whole rows): use fewer cards, or replicas (serve --replicas)"
     )]
     Indivisible {
         /// Cards that were asked for.
-        n_cards: usize,
+        n_ranks: usize,
     },
     /// A card that shares the model failed, or did not answer.
     #[error(
         "the cards that share the model lost each other: one of them failed, or did not come to the same step in time"
     )]
-    Parted,
+    RanksDiverged,
     /// The driver refused a call, or a kernel failed.
     #[error("CUDA could not {what}: {why}")]
     Driver {
@@ -135,9 +135,9 @@ impl CudaError {
             | Self::OutOfMemory { .. }
             | Self::Driver { .. }
             | Self::NoPeerAccess { .. }
-            | Self::TooManyCards { .. }
+            | Self::TooManyRanks { .. }
             | Self::Indivisible { .. }
-            | Self::Parted
+            | Self::RanksDiverged
             | Self::Cancelled => self.to_string(),
         }
     }

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::driver::sys;
 
 use crate::CudaError;
-use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_CARDS};
+use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 use crate::device::{CudaBuffer, CudaDevice, check};
-use crate::division::{Division, Share};
+use crate::sharding::{Shard, ShardingPlan};
 
 /// Most words of a mailbox for what one card sends at a time.
 const MOST_WORDS: usize = 1 << 20;
@@ -70,15 +70,15 @@ impl Ended {
 
     /// An error where a card gave up.
     pub(crate) fn check(&self) -> Result<(), CudaError> {
-        if self.word().load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(CudaError::Parted) }
+        if self.word().load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(CudaError::RanksDiverged) }
     }
 }
 
 /// A card's mailbox, and where those of the others are.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    pub(crate) share: Share,
-    /// `[2, n_cards, capacity + WORDS_OF_CHOICE]` words of 8 bytes, and then of 4 `[2, n_cards, 2, n_chunks]` and as many chunks.
+    pub(crate) shard: Shard,
+    /// `[2, n_ranks, capacity + WORDS_OF_CHOICE]` words of 8 bytes, and then of 4 `[2, n_ranks, 2, n_chunks]` and as many chunks.
     mailbox: CudaBuffer,
     /// How many exchanges the steps before had.
     before: CudaBuffer,
@@ -87,7 +87,7 @@ pub(crate) struct Exchange {
     /// Values of vectors that a card sends another at a time.
     pub(crate) capacity: usize,
     n_chunks: usize,
-    mailboxes: [u64; MAX_CARDS],
+    mailboxes: [u64; MAX_RANKS],
     pub(crate) ended: Arc<Ended>,
     /// The rows of the output head of each card.
     pub(crate) vocabulary: Vec<Range<usize>>,
@@ -100,42 +100,42 @@ fn capacity_of(vocabulary: &[Range<usize>], n: usize) -> usize {
 }
 
 /// Chunks that a card sends another for each phase of a sum of up to `n` values.
-fn chunks_of(n_cards: usize, n: usize) -> usize {
-    n.min(MOST_IN_SLICES).div_ceil(4).div_ceil(n_cards).div_ceil(CHUNK / 4).next_multiple_of(4)
+fn chunks_of(n_ranks: usize, n: usize) -> usize {
+    n.min(MOST_IN_SLICES).div_ceil(4).div_ceil(n_ranks).div_ceil(CHUNK / 4).next_multiple_of(4)
 }
 
-fn mailbox_bytes(n_cards: usize, capacity: usize, n_chunks: usize) -> u64 {
-    (2 * n_cards * ((capacity + WORDS_OF_CHOICE) * 8 + 2 * n_chunks * (1 + CHUNK) * 4)) as u64
+fn mailbox_bytes(n_ranks: usize, capacity: usize, n_chunks: usize) -> u64 {
+    (2 * n_ranks * ((capacity + WORDS_OF_CHOICE) * 8 + 2 * n_chunks * (1 + CHUNK) * 4)) as u64
 }
 
 impl Exchange {
     /// That of a card, for vectors of up to `n` elements at a time; it is yet to be connected with the others.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
-        share: &Share,
+        shard: &Shard,
         (n_vocab, n): (usize, usize),
         ended: &Arc<Ended>,
     ) -> Result<Self, CudaError> {
-        let vocabulary = share.division.vocabulary(n_vocab);
-        let n_cards = share.division.n_cards;
-        let (capacity, n_chunks) = (capacity_of(&vocabulary, n), chunks_of(n_cards, n));
+        let vocabulary = shard.plan.vocabulary(n_vocab);
+        let n_ranks = shard.plan.n_ranks;
+        let (capacity, n_chunks) = (capacity_of(&vocabulary, n), chunks_of(n_ranks, n));
         Ok(Self {
-            share: share.clone(),
-            mailbox: gpu.zeros("mailboxes", mailbox_bytes(n_cards, capacity, n_chunks))?,
+            shard: shard.clone(),
+            mailbox: gpu.zeros("mailboxes", mailbox_bytes(n_ranks, capacity, n_chunks))?,
             before: gpu.zeros("mailboxes", 16)?,
             of_step: 0,
             capacity,
             n_chunks,
-            mailboxes: [0; MAX_CARDS],
+            mailboxes: [0; MAX_RANKS],
             ended: Arc::clone(ended),
             vocabulary,
         })
     }
 
     /// Bytes of a card's mailbox.
-    pub(crate) fn bytes(division: &Division, n_vocab: usize, n: usize) -> u64 {
-        let capacity = capacity_of(&division.vocabulary(n_vocab), n);
-        mailbox_bytes(division.n_cards, capacity, chunks_of(division.n_cards, n))
+    pub(crate) fn bytes(plan: &ShardingPlan, n_vocab: usize, n: usize) -> u64 {
+        let capacity = capacity_of(&plan.vocabulary(n_vocab), n);
+        mailbox_bytes(plan.n_ranks, capacity, chunks_of(plan.n_ranks, n))
     }
 
     /// Where its mailbox is.
@@ -156,17 +156,17 @@ impl Exchange {
 
     /// Values that are summed slice by slice at a time.
     pub(crate) fn most_in_slices(&self) -> usize {
-        self.n_chunks * CHUNK * self.share.division.n_cards
+        self.n_chunks * CHUNK * self.shard.plan.n_ranks
     }
 
     /// The first row of the output head that this card has.
     pub(crate) fn first_row(&self) -> usize {
-        if self.share.division.head { self.vocabulary[self.share.rank].start } else { 0 }
+        if self.shard.plan.head { self.vocabulary[self.shard.rank].start } else { 0 }
     }
 
     /// Whether another card's results are the ones that count.
     pub(crate) fn follows(&self) -> bool {
-        self.share.rank > 0
+        self.shard.rank > 0
     }
 
     /// Begins a step.
@@ -185,8 +185,8 @@ impl Exchange {
             mailboxes: self.mailboxes,
             before: self.before.ptr(),
             ended: self.ended.word as u64,
-            rank: self.share.rank as u32,
-            n_cards: self.share.division.n_cards as u32,
+            rank: self.shard.rank as u32,
+            n_ranks: self.shard.plan.n_ranks as u32,
             n_words: (self.capacity + WORDS_OF_CHOICE) as u32,
             n_chunks: self.n_chunks as u32,
         }

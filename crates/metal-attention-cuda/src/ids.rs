@@ -8,14 +8,14 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Pinned, check};
 
-/// Steps whose ids have a place: more than there ever are that nobody has read. As `rank.cuh` has it.
+/// ModelRunner whose ids have a place: more than there ever are that nobody has read. As `rank.cuh` has it.
 const STEPS: u32 = 16;
 /// Looks at a word between looks at everything else.
 const LOOKS: usize = 200;
 
 /// Words `[n_rows, STEPS]`, each a step's number above an id.
 #[derive(Debug)]
-pub(crate) struct Ids {
+pub(crate) struct ChosenIds {
     words: Pinned,
     n_rows: usize,
     /// Of the last step that was submitted.
@@ -26,7 +26,7 @@ pub(crate) struct Ids {
     counted: Vec<u32>,
 }
 
-impl Ids {
+impl ChosenIds {
     /// Room for the ids of steps of up to `n_rows` rows.
     pub(crate) fn new(device: &Arc<CudaDevice>, n_rows: usize) -> Result<Self, CudaError> {
         let n_words = n_rows * STEPS as usize;
@@ -43,7 +43,7 @@ impl Ids {
     }
 
     /// Numbers `n` more steps; the first one's.
-    pub(crate) fn number(&mut self, n: usize) -> u32 {
+    pub(crate) fn number_steps(&mut self, n: usize) -> u32 {
         let first = self.number.wrapping_add(1);
         self.number = self.number.wrapping_add(n as u32);
         first
@@ -54,10 +54,10 @@ impl Ids {
         self.on_device.ptr()
     }
 
-    /// Numbers one more step, of `n` rows, whose kernel counts. Until it [is submitted](Self::is_submitted) the device need not have counted it.
-    pub(crate) fn next_counted(&mut self, n: usize) -> Result<(), CudaError> {
+    /// Numbers one more step, of `n` rows, whose kernel counts. Until it [is submitted](Self::mark_submitted) the device need not have counted it.
+    pub(crate) fn begin_counted(&mut self, n: usize) -> Result<(), CudaError> {
         let before = self.number;
-        self.number(1);
+        self.number_steps(1);
         if self.counted[..n].iter().any(|counted| *counted != before) {
             self.counted[..n].fill(before);
             self.on_device.write(0, bytemuck::cast_slice(&self.counted[..n]))?;
@@ -66,7 +66,7 @@ impl Ids {
     }
 
     /// The step of `n` rows was.
-    pub(crate) fn is_submitted(&mut self, n: usize) {
+    pub(crate) fn mark_submitted(&mut self, n: usize) {
         self.counted[..n].fill(self.number);
     }
 
@@ -95,7 +95,7 @@ impl Ids {
             ((word >> 32) as u32 == number).then_some(word as u32)
         };
         let device = self.words.device();
-        device.look_until(|| {
+        device.poll_until(|| {
             for _ in 0..LOOKS {
                 if let Some(id) = look() {
                     return Ok(Some(id));

@@ -13,7 +13,7 @@ use crate::device::{CudaDevice, Kernel, check};
 
 /// How many blocks of how many threads, with how many bytes of workgroup memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Grid {
+pub(crate) struct LaunchGrid {
     pub(crate) blocks: [usize; 3],
     pub(crate) threads: usize,
     pub(crate) shared: usize,
@@ -21,29 +21,35 @@ pub(crate) struct Grid {
 
 /// When the blocks of a kernel start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum LaunchOrder {
     /// When the kernel before has ended.
-    InTurn,
+    AfterPrevious,
     /// While the kernel before ends, where the device can: the kernel waits itself (`wait_for_input`).
-    Early,
+    Overlapped,
     /// In turn, and all at once: they wait for each other.
-    Together,
+    Cooperative,
 }
 
 impl CudaDevice {
     /// Runs `kernel` with `args` after what was asked for before.
-    pub(crate) fn launch<A: Pod>(&self, kernel: Kernel, grid: Grid, args: &A, start: Start) -> Result<(), CudaError> {
+    pub(crate) fn launch<A: Pod>(
+        &self,
+        kernel: Kernel,
+        grid: LaunchGrid,
+        args: &A,
+        start: LaunchOrder,
+    ) -> Result<(), CudaError> {
         let blocks = grid.blocks.map(|n| u32::try_from(n).expect("as many blocks as a grid can have"));
         // SAFETY: zeros are an attribute of no effect.
         let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let has_attribute = match start {
-            Start::InTurn => false,
-            Start::Early => {
+            LaunchOrder::AfterPrevious => false,
+            LaunchOrder::Overlapped => {
                 attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
                 attribute.value.programmaticStreamSerializationAllowed = 1;
                 self.summary().capability.0 >= 9
             }
-            Start::Together => {
+            LaunchOrder::Cooperative => {
                 attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
                 attribute.value.cooperative = 1;
                 true
@@ -73,7 +79,7 @@ impl CudaDevice {
     pub(crate) fn record(
         self: &Arc<Self>,
         launches: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Graph, CudaError> {
+    ) -> Result<CudaGraph, CudaError> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is the device's, and nothing but `launches` uses it meanwhile: the forward pass is borrowed.
         unsafe {
@@ -86,22 +92,22 @@ impl CudaDevice {
             let made = check("make a graph", sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
             let _ = sys::cuGraphDestroy(graph);
             made?;
-            Ok(Graph { device: Arc::clone(self), exec })
+            Ok(CudaGraph { device: Arc::clone(self), exec })
         }
     }
 }
 
 /// Launches that are sent at once.
 #[derive(Debug)]
-pub(crate) struct Graph {
+pub(crate) struct CudaGraph {
     device: Arc<CudaDevice>,
     exec: CUgraphExec,
 }
 
 // SAFETY: a handle that is used through this alone.
-unsafe impl Send for Graph {}
+unsafe impl Send for CudaGraph {}
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         // SAFETY: what runs of it is waited for.
         unsafe {
@@ -111,7 +117,7 @@ impl Drop for Graph {
     }
 }
 
-impl Graph {
+impl CudaGraph {
     /// Runs it after what was asked for before.
     pub(crate) fn launch(&self) -> Result<(), CudaError> {
         // SAFETY: the graph is whole, and its buffers live as long as the forward pass that has it.

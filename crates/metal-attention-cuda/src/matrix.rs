@@ -6,9 +6,9 @@ use metal_attention_gguf::{Tensor, TensorType};
 
 use crate::CudaError;
 use crate::args::{MatrixArgs, RepackArgs};
-use crate::codes::{self, GroupsOf};
+use crate::codes::{self, ScaleGroupsFn};
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
-use crate::launch::{Grid, Start};
+use crate::launch::{LaunchGrid, LaunchOrder};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
@@ -21,7 +21,7 @@ const PIECE: usize = 64 << 20;
 /// How a matrix is packed: `Format` of `formats.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub(crate) enum Format {
+pub(crate) enum WeightLayout {
     F16 = 0,
     Q8_0 = 1,
     Q4_0 = 2,
@@ -40,23 +40,23 @@ pub(crate) enum Format {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Packing {
     /// A kernel on the device, to a format of the type's own.
-    OnDevice(Format),
+    OnDevice(WeightLayout),
     /// The host, as codes and scales.
-    Codes(GroupsOf),
+    Codes(ScaleGroupsFn),
     /// The host, with minimums besides.
-    CodesAndMins(GroupsOf),
+    CodesAndMins(ScaleGroupsFn),
 }
 
 /// What packs tensors of type `ty`.
 pub(crate) fn packing(ty: TensorType) -> Packing {
     match ty {
-        TensorType::F16 => Packing::OnDevice(Format::F16),
-        TensorType::F32 | TensorType::BF16 => Packing::OnDevice(Format::F32),
-        TensorType::Q8_0 => Packing::OnDevice(Format::Q8_0),
-        TensorType::Q4_0 => Packing::OnDevice(Format::Q4_0),
-        TensorType::Q4_K => Packing::OnDevice(Format::Q4K),
-        TensorType::Q5_K => Packing::OnDevice(Format::Q5K),
-        TensorType::Q6_K => Packing::OnDevice(Format::Q6K),
+        TensorType::F16 => Packing::OnDevice(WeightLayout::F16),
+        TensorType::F32 | TensorType::BF16 => Packing::OnDevice(WeightLayout::F32),
+        TensorType::Q8_0 => Packing::OnDevice(WeightLayout::Q8_0),
+        TensorType::Q4_0 => Packing::OnDevice(WeightLayout::Q4_0),
+        TensorType::Q4_K => Packing::OnDevice(WeightLayout::Q4K),
+        TensorType::Q5_K => Packing::OnDevice(WeightLayout::Q5K),
+        TensorType::Q6_K => Packing::OnDevice(WeightLayout::Q6K),
         TensorType::Q4_1 => Packing::CodesAndMins(codes::q4_1),
         TensorType::Q5_0 => Packing::Codes(codes::q5_0),
         TensorType::Q5_1 => Packing::CodesAndMins(codes::q5_1),
@@ -82,12 +82,12 @@ pub(crate) fn packing(ty: TensorType) -> Packing {
 
 /// Panels that lie in a record side by side, and its bytes: `Record` of `formats.cuh`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Record {
+pub(crate) struct RecordShape {
     pub(crate) panels: usize,
     pub(crate) bytes: usize,
 }
 
-impl Format {
+impl WeightLayout {
     /// The format of tensors of type `ty`.
     pub(crate) fn of(ty: TensorType) -> Self {
         match packing(ty) {
@@ -136,8 +136,8 @@ impl Format {
         }
     }
 
-    pub(crate) fn record(self) -> Record {
-        let record = |panels, bytes| Record { panels, bytes };
+    pub(crate) fn record(self) -> RecordShape {
+        let record = |panels, bytes| RecordShape { panels, bytes };
         match self {
             Self::F16 => record(1, 2048),
             Self::F32 => record(1, 4096),
@@ -153,14 +153,14 @@ impl Format {
 
     /// Bytes of a tile of rows of `n_panels` panels.
     fn tile_bytes(self, n_panels: usize) -> usize {
-        let Record { panels, bytes } = self.record();
+        let RecordShape { panels, bytes } = self.record();
         n_panels / panels * bytes
     }
 }
 
 /// Bytes that `tensor` takes when it is packed.
 pub(crate) fn packed_bytes(tensor: &Tensor) -> u64 {
-    let of_tile = Format::of(tensor.ty()).tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
+    let of_tile = WeightLayout::of(tensor.ty()).tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
     tensor.n_rows().div_ceil(TILE) as u64 * of_tile
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn packed_bytes(tensor: &Tensor) -> u64 {
 #[derive(Debug)]
 pub(crate) struct CudaMatrix {
     records: CudaBuffer,
-    pub(crate) format: Format,
+    pub(crate) format: WeightLayout,
     pub(crate) n_rows: usize,
     pub(crate) n_in: usize,
 }
@@ -225,7 +225,7 @@ impl CudaMatrix {
 
     /// Room for a matrix of that type, with whatever lies there.
     fn empty(gpu: &Arc<CudaDevice>, ty: TensorType, n_rows: usize, n_in: usize) -> Result<Self, CudaError> {
-        let format = Format::of(ty);
+        let format = WeightLayout::of(ty);
         let tile_bytes = format.tile_bytes(n_in.div_ceil(PANEL)) as u64;
         let records = gpu.buffer("weights", n_rows.div_ceil(TILE) as u64 * tile_bytes)?;
         Ok(Self { records, format, n_rows, n_in })
@@ -278,9 +278,9 @@ impl CudaMatrix {
             let n_warps = rows.div_ceil(TILE) * n_panels;
             gpu.launch(
                 kernel,
-                Grid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 },
+                LaunchGrid { blocks: [n_warps.div_ceil(8), 1, 1], threads: 256, shared: 0 },
                 &args,
-                Start::InTurn,
+                LaunchOrder::AfterPrevious,
             )?;
         }
         Ok(())
@@ -291,7 +291,7 @@ impl CudaMatrix {
         &self,
         gpu: &Arc<CudaDevice>,
         tensor: &Tensor,
-        groups_of: GroupsOf,
+        groups_of: ScaleGroupsFn,
         with_mins: bool,
         mut at: u64,
     ) -> Result<(), CudaError> {

@@ -29,7 +29,7 @@ pub struct CudaForwardPassOptions {
     pub exact: bool,
     /// Single tokens go through all layers in one launch, where there is a kernel for that, as long as their text has this many
     /// tokens at most; 0: never. `None`: at any length.
-    pub one_launch: Option<usize>,
+    pub persistent_kernel_limit: Option<usize>,
 }
 
 impl Default for CudaForwardPassOptions {
@@ -43,7 +43,7 @@ impl Default for CudaForwardPassOptions {
             n_ubatch: DEFAULT_UBATCH,
             cache_type: CacheType::default(),
             exact: false,
-            one_launch: None,
+            persistent_kernel_limit: None,
         }
     }
 }

@@ -15,8 +15,8 @@ impl CudaForwardPass {
     /// Where a block lies: buffers, bytes before it, and its bytes.
     fn parts_of(&self, block: Block) -> Vec<(&CudaBuffer, u64, u64)> {
         match block {
-            Block::Page { group, page } => self.cache.of_page(group, page).collect(),
-            Block::State { slot } => self.states.of_slot(slot).collect(),
+            Block::Page { group, page } => self.cache.page_parts(group, page).collect(),
+            Block::State { slot } => self.recurrent.slot_parts(slot).collect(),
         }
     }
 
@@ -24,7 +24,7 @@ impl CudaForwardPass {
     pub(crate) fn block_bytes(&self, block: Block) -> u64 {
         match block {
             Block::Page { group, page: _ } => self.cache.page_bytes(group),
-            Block::State { slot: _ } => self.states.slot_bytes(),
+            Block::State { slot: _ } => self.recurrent.slot_bytes(),
         }
     }
 
@@ -69,7 +69,7 @@ impl SequenceCache for CudaForwardPass {
         CacheLayout {
             format: format!("cuda {}", self.cache.cache_type),
             page_bytes: (0..self.cache.pages.n_groups()).map(|group| self.cache.page_bytes(group)).collect(),
-            state_bytes: self.states.slot_bytes(),
+            state_bytes: self.recurrent.slot_bytes(),
         }
     }
 

@@ -52,7 +52,7 @@ impl CudaStack {
         self.bias.as_ref().map_or(0, CudaBuffer::ptr)
     }
 
-    pub(crate) fn format(&self) -> crate::matrix::Format {
+    pub(crate) fn format(&self) -> crate::matrix::WeightLayout {
         self.all.format
     }
 }

@@ -25,9 +25,9 @@ pub(crate) use recurrent::{
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
-use crate::division::Share;
 use crate::matrix::{CudaMatrix, TILE};
 use crate::options::distinct_ropes;
+use crate::sharding::Shard;
 use crate::stack::CudaStack;
 
 /// All of them.
@@ -37,26 +37,26 @@ pub(crate) struct CudaWeights {
     pub(crate) layers: Vec<CudaLayer>,
     pub(crate) output_norm: Option<Arc<CudaNorm>>,
     /// `[n_vocab, n_embd]`, and what is added.
-    pub(crate) output: Option<(Arc<CudaMatrix>, Option<Vector>)>,
+    pub(crate) output: Option<(Arc<CudaMatrix>, Option<CudaVector>)>,
     /// Keeps the tables of rotations.
     _rope: Vec<CudaBuffer>,
 }
 
 /// F32 elements that kernels read.
-pub(crate) type Vector = CudaBuffer;
+pub(crate) type CudaVector = CudaBuffer;
 
 /// `y = W x + b`.
 #[derive(Debug)]
 pub(crate) struct CudaLinear {
     pub(crate) weight: CudaMatrix,
-    pub(crate) bias: Option<Vector>,
+    pub(crate) bias: Option<CudaVector>,
 }
 
 /// The same of several matrices one below the other, as few as their types allow.
 #[derive(Debug)]
 pub(crate) struct CudaJoined {
     pub(crate) parts: Vec<CudaMatrix>,
-    pub(crate) bias: Option<Vector>,
+    pub(crate) bias: Option<CudaVector>,
 }
 
 impl CudaJoined {
@@ -77,8 +77,8 @@ impl CudaLinear {
 #[derive(Debug)]
 pub(crate) struct CudaNorm {
     pub(crate) kind: NormKind,
-    pub(crate) weight: Vector,
-    pub(crate) bias: Option<Vector>,
+    pub(crate) weight: CudaVector,
+    pub(crate) bias: Option<CudaVector>,
     pub(crate) eps: f32,
     /// Elements of a row.
     pub(crate) n: usize,
@@ -86,7 +86,7 @@ pub(crate) struct CudaNorm {
 
 impl CudaNorm {
     /// Whether products take it on their way: an RMSNorm that adds nothing, of rows as they read them.
-    pub(crate) fn is_on_the_way(&self) -> bool {
+    pub(crate) fn fuses_with_product(&self) -> bool {
         match self.kind {
             NormKind::Rms => self.bias.is_none() && self.n.is_multiple_of(4),
             NormKind::Layer => false,
@@ -158,13 +158,13 @@ pub(crate) struct Loader<'a> {
 }
 
 impl CudaWeights {
-    /// Uploads those of `spec`, which [`supports`](crate::parts::supports) let through, for contexts of `n_ctx` positions, of
+    /// Uploads those of `spec`, which [`supports`](crate::support::supports) let through, for contexts of `n_ctx` positions, of
     /// which `n_positions` can be reached. Where cards share the model, `share` is this one's, and `spec` what it has of the whole.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
         spec: &ModelSpec,
         weights: &Weights,
-        share: Option<(&Share, &ModelSpec)>,
+        shard: Option<(&Shard, &ModelSpec)>,
         (n_ctx, n_positions): (usize, usize),
     ) -> Result<Self, CudaError> {
         let ropes = distinct_ropes(spec).into_iter().map(|rope| {
@@ -177,7 +177,7 @@ impl CudaWeights {
         let output = match &weights.output {
             None => None,
             Some(head) => {
-                let part = share.filter(|(share, _)| share.division.head).map(|(share, _)| share.head(head));
+                let part = shard.filter(|(shard, _)| shard.plan.head).map(|(shard, _)| shard.head(head));
                 let matrix = match (part, weights.own_head()) {
                     (Some(rows), _) => Arc::new(CudaMatrix::new(gpu, &mut loader.kernels, &rows)?),
                     (None, Some(head)) => Arc::new(loader.matrix(head)?),
@@ -187,9 +187,9 @@ impl CudaWeights {
             }
         };
         let layers = spec.layers.iter().zip(&weights.layers).enumerate();
-        let layers = layers.map(|(i, (layer, weights))| match share {
+        let layers = layers.map(|(i, (layer, weights))| match shard {
             None => loader.layer(spec, layer, weights),
-            Some((share, whole)) => loader.layer(spec, layer, &share.layer(whole, i, weights)),
+            Some((shard, whole)) => loader.layer(spec, layer, &shard.layer(whole, i, weights)),
         });
         let layers = layers.collect::<Result<_, _>>()?;
         let output_norm = loader.norm(spec.output.norm.as_ref(), weights.output_norm.as_ref())?.map(Arc::new);
@@ -231,11 +231,11 @@ impl Loader<'_> {
         Ok(CudaJoined { parts: parts.collect::<Result<_, _>>()?, bias })
     }
 
-    fn vector(&self, values: &[f32]) -> Result<Vector, CudaError> {
+    fn vector(&self, values: &[f32]) -> Result<CudaVector, CudaError> {
         self.gpu.upload("norms", values)
     }
 
-    fn optional(&self, values: Option<&[f32]>) -> Result<Option<Vector>, CudaError> {
+    fn optional(&self, values: Option<&[f32]>) -> Result<Option<CudaVector>, CudaError> {
         values.map(|values| self.vector(values)).transpose()
     }
 

@@ -2,18 +2,18 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Cards that can share a model: `MAX_CARDS` of `exchange.cuh`.
-pub(crate) const MAX_CARDS: usize = 8;
+/// Cards that can share a model: `MAX_RANKS` of `exchange.cuh`.
+pub(crate) const MAX_RANKS: usize = 8;
 
 /// `Exchange` of `exchange.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ExchangeArgs {
-    pub(crate) mailboxes: [u64; MAX_CARDS],
+    pub(crate) mailboxes: [u64; MAX_RANKS],
     pub(crate) before: u64,
     pub(crate) ended: u64,
     pub(crate) rank: u32,
-    pub(crate) n_cards: u32,
+    pub(crate) n_ranks: u32,
     pub(crate) n_words: u32,
     pub(crate) n_chunks: u32,
 }
@@ -37,7 +37,7 @@ pub(crate) struct AllGatherArgs {
     pub(crate) rows: u64,
     pub(crate) n_rows: u32,
     pub(crate) stride: u32,
-    pub(crate) first_columns: [u32; MAX_CARDS + 1],
+    pub(crate) first_columns: [u32; MAX_RANKS + 1],
     pub(crate) of_step: u32,
 }
 

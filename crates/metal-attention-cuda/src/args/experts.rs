@@ -46,7 +46,7 @@ pub(crate) struct RouteArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct RouteAloneArgs {
+pub(crate) struct FusedRouteArgs {
     pub(crate) route: RouteArgs,
     pub(crate) x: u64,
     pub(crate) norm: u64,

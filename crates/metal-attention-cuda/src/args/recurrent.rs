@@ -37,7 +37,7 @@ impl RowsArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct WalkArgs {
+pub(crate) struct ScanArgs {
     pub(crate) runs: RunsArgs,
     pub(crate) states: StatesArgs,
     pub(crate) out: u64,
@@ -106,7 +106,7 @@ pub(crate) struct GroupNormArgs {
 /// `Function` of `recurrent.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Function {
+pub(crate) enum ElementwiseFunction {
     Tanh = 0,
     Sigmoid = 1,
     Squared = 2,
@@ -126,7 +126,7 @@ pub(crate) struct FunctionArgs {
 /// What a token alone takes besides its walk: `Alone` of `recurrence.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct AloneArgs {
+pub(crate) struct FusedDecodeArgs {
     pub(crate) convolution: ConvolutionArgs,
     pub(crate) norm: GroupNormArgs,
     pub(crate) tickets: u64,
@@ -134,22 +134,22 @@ pub(crate) struct AloneArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct DeltaRuleAloneArgs {
+pub(crate) struct FusedDeltaRuleArgs {
     pub(crate) of: DeltaRuleArgs,
-    pub(crate) alone: AloneArgs,
+    pub(crate) alone: FusedDecodeArgs,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(crate) struct Mamba2AloneArgs {
+pub(crate) struct FusedMamba2Args {
     pub(crate) of: Mamba2Args,
-    pub(crate) alone: AloneArgs,
+    pub(crate) alone: FusedDecodeArgs,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct DeltaRuleArgs {
-    pub(crate) walk: WalkArgs,
+    pub(crate) walk: ScanArgs,
     pub(crate) x: RowsArgs,
     pub(crate) beta: RowsArgs,
     pub(crate) decay: RowsArgs,
@@ -164,7 +164,7 @@ pub(crate) struct DeltaRuleArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Mamba2Args {
-    pub(crate) walk: WalkArgs,
+    pub(crate) walk: ScanArgs,
     pub(crate) x: RowsArgs,
     pub(crate) b: RowsArgs,
     pub(crate) c: RowsArgs,
@@ -195,7 +195,7 @@ pub(crate) struct SelectArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MambaArgs {
-    pub(crate) walk: WalkArgs,
+    pub(crate) walk: ScanArgs,
     pub(crate) x: u64,
     pub(crate) dt: u64,
     pub(crate) bc: u64,
@@ -223,7 +223,7 @@ pub(crate) struct TokenShiftArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Rwkv6Args {
-    pub(crate) walk: WalkArgs,
+    pub(crate) walk: ScanArgs,
     pub(crate) r: u64,
     pub(crate) k: u64,
     pub(crate) v: u64,
@@ -287,7 +287,7 @@ pub(crate) struct Rwkv7InputsArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Rwkv7Args {
-    pub(crate) walk: WalkArgs,
+    pub(crate) walk: ScanArgs,
     pub(crate) r: u64,
     pub(crate) decay: u64,
     pub(crate) k: u64,

@@ -6,9 +6,9 @@ use super::layers::{PlainLayer, StepMatrix};
 use crate::args::{ExchangeArgs, HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::{Format, PANEL, TILE};
+use crate::matrix::{PANEL, TILE, WeightLayout};
+use crate::runner::route_args;
 use crate::stack::CudaStack;
-use crate::step::route_args;
 
 /// Warps of a block, steps of a layer at most: as `decode.cu` has them.
 pub(super) const WARPS: usize = 8;
@@ -222,7 +222,7 @@ impl Shape {
 }
 
 /// Records of a format that a slot of so many bytes has: where these are single panels four at a time, as they are multiplied.
-pub(super) fn records_a_slot(format: Format, slot_bytes: usize) -> usize {
+pub(super) fn records_a_slot(format: WeightLayout, slot_bytes: usize) -> usize {
     let record = format.record();
     match slot_bytes / record.bytes {
         n @ 4.. if record.panels == 1 => n / 4 * 4,
@@ -402,7 +402,7 @@ pub(super) fn layer_args(
     n_blocks: usize,
 ) -> (LayerArgs, First) {
     let a = layer.attention;
-    let [k_cache, v_cache] = cache.of_layer(i);
+    let [k_cache, v_cache] = cache.layer_addresses(i);
     let (activation, activation_limit) = layer.activation();
     let heads = a.n_head / a.n_kv_head;
     let chunks = heads.div_ceil(GROUP);
@@ -424,7 +424,7 @@ pub(super) fn layer_args(
     let args = LayerArgs {
         steps,
         inputs: a.inputs,
-        pages: cache.pages_of_layer(i),
+        pages: cache.page_table_of_layer(i),
         k_cache,
         v_cache,
         sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),

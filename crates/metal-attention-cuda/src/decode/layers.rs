@@ -4,9 +4,9 @@ use metal_attention_model::{Activation, Residual};
 
 use super::args::Kind;
 use crate::device::CudaBuffer;
-use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
-use crate::parts::AttentionKernels;
+use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
 use crate::stack::CudaStack;
+use crate::support::AttentionKernels;
 use crate::weights::{
     CudaAttention, CudaDense, CudaEmbedding, CudaExperts, CudaFeedForward, CudaLayer, CudaMixer, CudaNorm,
 };
@@ -19,7 +19,7 @@ const MAX_ROUTED: usize = 1024;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StepMatrix {
     pub(super) records: u64,
-    pub(super) format: Format,
+    pub(super) format: WeightLayout,
     /// Of all experts that a token goes to together.
     pub(super) n_rows: usize,
     pub(super) n_in: usize,
@@ -133,7 +133,7 @@ impl<'a> PlainLayer<'a> {
         };
         let results = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
         let more = own_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
-        let paged = attention.kernels == AttentionKernels::Paged && attention.inputs_apart.is_none();
+        let paged = attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
         if results || more || !paged || attention.qkv.len() != 3 {
             return None;
         }
@@ -143,7 +143,7 @@ impl<'a> PlainLayer<'a> {
         ];
         let feed_forward = match feed_forward {
             CudaFeedForward::Dense(dense) => {
-                let gate = dense.gate.as_ref().filter(|_| dense.on_the_way)?;
+                let gate = dense.gate.as_ref().filter(|_| dense.fuses_activation)?;
                 steps.push((Kind::GateAndUp, vec![StepMatrix::of(gate), StepMatrix::of(&dense.up)]));
                 steps.push((Kind::Down, vec![StepMatrix::of(&dense.down.weight)]));
                 FeedForward::Dense(dense)
@@ -161,7 +161,7 @@ impl<'a> PlainLayer<'a> {
         // Inputs of products that go together are made for one kind of codes.
         let alike = |of: &[StepMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
         let fits = |(_, of): &(Kind, Vec<StepMatrix>)| alike(of) && of.iter().all(known);
-        let on_the_way = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.is_on_the_way());
+        let on_the_way = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
         let (mixer_norm, norm) = (on_the_way(mixer_norm)?, on_the_way(feed_forward_norm)?);
         steps.iter().all(fits).then_some(Self { mixer_norm, attention, norm, feed_forward, scale, steps })
     }

@@ -3,7 +3,7 @@
 use super::args::{GROUP, Kind, READY_FLOATS, SUMS_STRIDE, Shape, WARPS, records_a_slot};
 use super::layers::{PlainLayer, StepMatrix, most_rows};
 use crate::device::CudaSummary;
-use crate::matrix::{Format, PANEL, TILE};
+use crate::matrix::{PANEL, TILE, WeightLayout};
 
 /// Slots of a warp: beyond the most nothing is gained, and below the least too much is lost.
 const MAX_SLOTS: usize = 16;
@@ -138,7 +138,7 @@ fn slots_of(slot_bytes: usize, room: usize) -> (usize, usize) {
 
 /// The slots that have the most bytes of the weights of `matrices`, as many as these have, on their way.
 fn best_slots<'a>(matrices: impl Iterator<Item = &'a StepMatrix>, room: usize) -> (usize, usize) {
-    let mut bytes_of: Vec<(Format, usize)> = Vec::new();
+    let mut bytes_of: Vec<(WeightLayout, usize)> = Vec::new();
     for matrix in matrices {
         let bytes = matrix.n_tiles() * matrix.tile_bytes;
         match bytes_of.iter_mut().find(|(format, _)| *format == matrix.format) {
@@ -149,7 +149,7 @@ fn best_slots<'a>(matrices: impl Iterator<Item = &'a StepMatrix>, room: usize) -
     let largest =
         bytes_of.iter().map(|(format, _)| format.record().bytes).max().unwrap_or(1).next_multiple_of(SLOT_UNIT);
     let used = |(slot_bytes, n_slots): (usize, usize)| {
-        let of_format = |(format, bytes): &(Format, usize)| {
+        let of_format = |(format, bytes): &(WeightLayout, usize)| {
             (records_a_slot(*format, slot_bytes) * format.record().bytes) as f64 * *bytes as f64
         };
         n_slots as f64 * bytes_of.iter().map(of_format).sum::<f64>()

@@ -3,12 +3,12 @@
 use bytemuck::Zeroable;
 use metal_attention_model::{AttentionSpec, AttentionWeights, KvSource, Linear, NormWeights, Positions, alibi_slopes};
 
-use super::{CudaLinear, Loader, Vector};
+use super::{CudaLinear, CudaVector, Loader};
 use crate::CudaError;
 use crate::args::{AttentionInputsArgs, HeadArgs};
 use crate::device::CudaBuffer;
 use crate::matrix::CudaMatrix;
-use crate::parts::{AttentionKernels, InputKernels, attention_kernels, head_codes, mask_code, norm_kind};
+use crate::support::{AttentionKernels, QkvKernels, attention_kernels, head_codes, mask_code, norm_kind};
 
 /// What attention is in a layer.
 #[derive(Debug)]
@@ -16,27 +16,27 @@ pub(crate) struct CudaAttention {
     /// Of queries, keys and values, as far as it has them.
     pub(crate) qkv: Vec<CudaMatrix>,
     /// Of all one after the other.
-    pub(crate) qkv_bias: Option<Vector>,
+    pub(crate) qkv_bias: Option<CudaVector>,
     pub(crate) out: CudaLinear,
     pub(crate) n_head: usize,
     pub(crate) n_kv_head: usize,
     pub(crate) head_dim: usize,
     pub(crate) inputs: HeadArgs,
     /// What makes queries, keys and values of their projections, where attention cannot on its way: but for addresses of a step.
-    pub(crate) inputs_apart: Option<AttentionInputsArgs>,
+    pub(crate) separate_inputs: Option<AttentionInputsArgs>,
     /// Whether it can of tokens that are alone in their sequences.
-    pub(crate) alone_on_the_way: bool,
+    pub(crate) fused_in_decode: bool,
     pub(crate) kernels: AttentionKernels,
     pub(crate) mask: u32,
     pub(crate) reach: u32,
     pub(crate) soft_cap: f32,
-    pub(crate) sinks: Option<Vector>,
+    pub(crate) sinks: Option<CudaVector>,
     /// Of scores that fall with the distance.
-    pub(crate) slopes: Option<Vector>,
+    pub(crate) slopes: Option<CudaVector>,
     /// Whether each query has a gate behind it.
     pub(crate) has_gates: bool,
     /// Keeps the weights that `inputs` names.
-    _norms: [Option<Vector>; 4],
+    _norms: [Option<CudaVector>; 4],
 }
 
 impl CudaAttention {
@@ -54,7 +54,7 @@ impl Loader<'_> {
         let weight = |norm: &Option<NormWeights>| self.optional(norm.as_ref().map(|norm| &norm.weight[..]));
         let bias = |norm: &Option<NormWeights>| self.optional(norm.as_ref().and_then(|norm| norm.bias.as_deref()));
         let norms = [weight(&w.q_norm)?, weight(&w.k_norm)?, bias(&w.q_norm)?, bias(&w.k_norm)?];
-        let ptr = |vector: &Option<Vector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
+        let ptr = |vector: &Option<CudaVector>| vector.as_ref().map_or(0, CudaBuffer::ptr);
         let inputs = HeadArgs {
             q_norm: ptr(&norms[0]),
             k_norm: ptr(&norms[1]),
@@ -68,9 +68,9 @@ impl Loader<'_> {
         };
         let qkv = linears.into_iter().map(|linear| self.matrix(linear)).collect::<Result<Vec<_>, _>>()?;
         let (input_kernels, kernels) = attention_kernels(of, norms[2].is_some() || norms[3].is_some());
-        let inputs_apart = match input_kernels {
-            InputKernels::OnTheWay => None,
-            InputKernels::OnTheWayAlone | InputKernels::Apart => {
+        let separate_inputs = match input_kernels {
+            QkvKernels::Fused => None,
+            QkvKernels::FusedInDecode | QkvKernels::Separate => {
                 let k_at = qkv[0].n_rows;
                 let (v_at, owns_cache) = match of.kv {
                     KvSource::Own => (k_at + of.n_head_kv * of.head_dim, true),
@@ -110,8 +110,8 @@ impl Loader<'_> {
             n_kv_head: of.n_head_kv,
             head_dim: of.head_dim,
             inputs,
-            inputs_apart,
-            alone_on_the_way: input_kernels == InputKernels::OnTheWayAlone,
+            separate_inputs,
+            fused_in_decode: input_kernels == QkvKernels::FusedInDecode,
             kernels,
             mask,
             reach,
@@ -124,7 +124,7 @@ impl Loader<'_> {
     }
 
     /// The biases of several matrices one after the other; zeros for those without, nothing where none has one.
-    pub(super) fn biases(&self, linears: &[&Linear]) -> Result<Option<Vector>, CudaError> {
+    pub(super) fn biases(&self, linears: &[&Linear]) -> Result<Option<CudaVector>, CudaError> {
         if linears.iter().all(|linear| linear.bias.is_none()) {
             return Ok(None);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use metal_attention_model::{LayerWeights, Linear, ModelSpec, Weights};
 
-use super::{CudaLinear, CudaNorm, Loader, Vector};
+use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
 use crate::matrix::CudaMatrix;
 
@@ -15,7 +15,7 @@ pub(crate) struct CudaEmbedding {
     /// `[n_vocab, n_embd]`.
     pub(crate) table: Arc<CudaMatrix>,
     /// Added to every token's, `[n_embd]`.
-    pub(crate) token_type: Option<Vector>,
+    pub(crate) token_type: Option<CudaVector>,
     /// `[n_positions, n_embd]`.
     pub(crate) positions: Option<CudaMatrix>,
     pub(crate) norm: Option<CudaNorm>,
@@ -56,11 +56,11 @@ pub(crate) struct CudaLayerStreams {
     pub(crate) router_norm: CudaNorm,
     pub(crate) router: CudaLinear,
     /// F32 `[n * n, n]`.
-    pub(crate) predict: Vector,
+    pub(crate) predict: CudaVector,
     /// F32 `[n, n]`.
-    pub(crate) correct: Vector,
+    pub(crate) correct: CudaVector,
     /// Factor on the first stream before its embedding, `[n_embd]`.
-    pub(crate) correct_scale: Vector,
+    pub(crate) correct_scale: CudaVector,
     pub(crate) laurel_l: CudaLinear,
     pub(crate) laurel_r: CudaLinear,
     pub(crate) laurel_norm: CudaNorm,

@@ -3,10 +3,10 @@
 use metal_attention_gguf::TensorType;
 use metal_attention_model::{Activation, Experts, ExpertsWeights, Linear, NormKind};
 
-use super::{CudaDense, CudaLinear, CudaNorm, Loader, Vector};
+use super::{CudaDense, CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
-use crate::parts::activation_code;
 use crate::stack::CudaStack;
+use crate::support::activation_code;
 
 /// A mixture of experts.
 #[derive(Debug)]
@@ -14,18 +14,18 @@ pub(crate) struct CudaExperts {
     pub(crate) spec: Experts,
     pub(crate) router: CudaLinear,
     /// Its rows as they are, where they are F32: a few tokens take them so.
-    pub(crate) router_rows: Option<Vector>,
+    pub(crate) router_rows: Option<CudaVector>,
     /// Norm of the router's input, where experts have norms of their own.
     pub(crate) router_norm: Option<CudaNorm>,
-    pub(crate) choice_bias: Option<Vector>,
+    pub(crate) choice_bias: Option<CudaVector>,
     /// From the stream to the row that experts work on, and back.
     pub(crate) latent: Option<[CudaLinear; 2]>,
     pub(crate) gate: Option<CudaStack>,
     pub(crate) up: CudaStack,
     pub(crate) down: CudaStack,
-    pub(crate) expert_scale: Option<Vector>,
+    pub(crate) expert_scale: Option<CudaVector>,
     pub(crate) shared: Option<CudaDense>,
-    pub(crate) shared_gate: Option<Vector>,
+    pub(crate) shared_gate: Option<CudaVector>,
     /// Of the experts' input, their sum, and the result of what all tokens go through.
     pub(crate) own_norms: Option<[CudaNorm; 3]>,
     /// Of the experts: its number and its parameter.

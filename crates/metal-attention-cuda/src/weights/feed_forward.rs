@@ -2,10 +2,10 @@
 
 use metal_attention_model::{Dense, DenseWeights};
 
-use super::{CudaLinear, Loader, Vector};
+use super::{CudaLinear, CudaVector, Loader};
 use crate::CudaError;
 use crate::matrix::CudaMatrix;
-use crate::parts::{activation_code, on_the_way};
+use crate::support::{activation_code, fuses_activation};
 
 /// A dense feed-forward.
 #[derive(Debug)]
@@ -14,12 +14,12 @@ pub(crate) struct CudaDense {
     pub(crate) gate: Option<CudaMatrix>,
     pub(crate) up: CudaMatrix,
     /// Of both one after the other.
-    pub(crate) bias: Option<Vector>,
+    pub(crate) bias: Option<CudaVector>,
     pub(crate) down: CudaLinear,
     /// Its number and its parameter.
     pub(crate) activation: (u32, f32),
     /// Whether the product of gate and up goes through the activation by itself.
-    pub(crate) on_the_way: bool,
+    pub(crate) fuses_activation: bool,
 }
 
 impl Loader<'_> {
@@ -28,7 +28,7 @@ impl Loader<'_> {
         let linears: Vec<_> = gate.iter().chain([up]).collect();
         let bias = self.biases(&linears)?;
         Ok(CudaDense {
-            on_the_way: on_the_way(of, w),
+            fuses_activation: fuses_activation(of, w),
             gate: gate.as_ref().map(|gate| self.matrix(gate)).transpose()?,
             up: self.matrix(up)?,
             bias,

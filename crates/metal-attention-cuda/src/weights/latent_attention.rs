@@ -2,7 +2,7 @@
 
 use metal_attention_model::{LatentAttentionSpec, LatentAttentionWeights, NormKind};
 
-use super::{CudaLinear, CudaNorm, Loader, Vector};
+use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
 use crate::stack::CudaStack;
 
@@ -14,7 +14,7 @@ pub(crate) struct CudaLatentAttention {
     pub(crate) q_a: Option<(CudaLinear, CudaNorm)>,
     pub(crate) q: CudaLinear,
     pub(crate) kv_a: CudaLinear,
-    pub(crate) kv_a_norm: Vector,
+    pub(crate) kv_a_norm: CudaVector,
     /// Of each head.
     pub(crate) k_b: CudaStack,
     pub(crate) v_b: CudaStack,

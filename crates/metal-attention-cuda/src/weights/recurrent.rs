@@ -6,7 +6,7 @@ use metal_attention_model::{
     ShortConvWeights,
 };
 
-use super::{CudaJoined, CudaLinear, CudaNorm, Loader, Vector};
+use super::{CudaJoined, CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
 use crate::stack::CudaStack;
 
@@ -15,7 +15,7 @@ use crate::stack::CudaStack;
 pub(crate) struct CudaShortConv {
     pub(crate) spec: ShortConvSpec,
     pub(crate) input: CudaLinear,
-    pub(crate) taps: Vector,
+    pub(crate) taps: CudaVector,
     pub(crate) out: CudaLinear,
 }
 
@@ -27,10 +27,10 @@ pub(crate) struct CudaDeltaRule {
     /// one product each.
     pub(crate) inputs: CudaJoined,
     pub(crate) low_rank: Option<CudaDeltaLowRank>,
-    pub(crate) taps: Vector,
-    pub(crate) dt_bias: Vector,
-    pub(crate) a: Vector,
-    pub(crate) norm: Vector,
+    pub(crate) taps: CudaVector,
+    pub(crate) dt_bias: CudaVector,
+    pub(crate) a: CudaVector,
+    pub(crate) norm: CudaVector,
     pub(crate) out: CudaLinear,
 }
 
@@ -47,16 +47,16 @@ pub(crate) struct CudaDeltaLowRank {
 pub(crate) struct CudaMamba {
     pub(crate) spec: MambaSpec,
     pub(crate) input: CudaLinear,
-    pub(crate) taps: Vector,
-    pub(crate) conv_bias: Option<Vector>,
+    pub(crate) taps: CudaVector,
+    pub(crate) conv_bias: Option<CudaVector>,
     pub(crate) select: CudaLinear,
     /// Of `dt`, `B` and `C`.
-    pub(crate) norms: Option<[Vector; 3]>,
+    pub(crate) norms: Option<[CudaVector; 3]>,
     /// Its bias is added where `dt` is read.
     pub(crate) dt: CudaLinear,
     /// `[width, d_state]`, or of each head.
-    pub(crate) a: Vector,
-    pub(crate) d: Vector,
+    pub(crate) a: CudaVector,
+    pub(crate) d: CudaVector,
     pub(crate) out: CudaLinear,
 }
 
@@ -65,11 +65,11 @@ pub(crate) struct CudaMamba {
 pub(crate) struct CudaMamba2 {
     pub(crate) spec: Mamba2Spec,
     pub(crate) input: CudaLinear,
-    pub(crate) taps: Vector,
-    pub(crate) conv_bias: Option<Vector>,
-    pub(crate) dt_bias: Vector,
-    pub(crate) a: Vector,
-    pub(crate) d: Vector,
+    pub(crate) taps: CudaVector,
+    pub(crate) conv_bias: Option<CudaVector>,
+    pub(crate) dt_bias: CudaVector,
+    pub(crate) a: CudaVector,
+    pub(crate) d: CudaVector,
     /// Of groups of the result, or of all of it.
     pub(crate) norm: Option<CudaNorm>,
     pub(crate) out: CudaLinear,
@@ -86,19 +86,19 @@ pub(crate) struct CudaLowRank {
 #[derive(Debug)]
 pub(crate) struct CudaRwkv6 {
     pub(crate) spec: Rwkv6Spec,
-    pub(crate) lerp_x: Vector,
-    pub(crate) lerps: Vector,
+    pub(crate) lerp_x: CudaVector,
+    pub(crate) lerps: CudaVector,
     pub(crate) mix_down: CudaLinear,
     /// Of each part.
     pub(crate) mix_up: CudaStack,
     pub(crate) decay: CudaLowRank,
-    pub(crate) decay_bias: Vector,
-    pub(crate) bonus: Option<Vector>,
+    pub(crate) decay_bias: CudaVector,
+    pub(crate) bonus: Option<CudaVector>,
     pub(crate) receptance: CudaLinear,
     pub(crate) key: CudaLinear,
     pub(crate) value: CudaLinear,
     pub(crate) gate: CudaLinear,
-    pub(crate) norm: Option<[Vector; 2]>,
+    pub(crate) norm: Option<[CudaVector; 2]>,
     pub(crate) out: CudaLinear,
 }
 
@@ -106,20 +106,20 @@ pub(crate) struct CudaRwkv6 {
 #[derive(Debug)]
 pub(crate) struct CudaRwkv7 {
     pub(crate) spec: Rwkv7Spec,
-    pub(crate) lerps: Vector,
+    pub(crate) lerps: CudaVector,
     pub(crate) receptance: CudaLinear,
     pub(crate) key: CudaLinear,
     pub(crate) value: CudaLinear,
     pub(crate) decay: CudaLowRank,
-    pub(crate) decay_bias: Vector,
+    pub(crate) decay_bias: CudaVector,
     pub(crate) rate: CudaLowRank,
-    pub(crate) rate_bias: Vector,
-    pub(crate) first_value: Option<(CudaLowRank, Vector)>,
+    pub(crate) rate_bias: CudaVector,
+    pub(crate) first_value: Option<(CudaLowRank, CudaVector)>,
     pub(crate) gate: Option<CudaLowRank>,
-    pub(crate) removed: Vector,
-    pub(crate) kept: Vector,
-    pub(crate) bonus: Vector,
-    pub(crate) norm: Option<[Vector; 2]>,
+    pub(crate) removed: CudaVector,
+    pub(crate) kept: CudaVector,
+    pub(crate) bonus: CudaVector,
+    pub(crate) norm: Option<[CudaVector; 2]>,
     pub(crate) out: CudaLinear,
 }
 
@@ -129,7 +129,7 @@ pub(crate) struct CudaChannelMix {
     pub(crate) spec: ChannelMixSpec,
     /// Where its part of the layer's state begins, after the mixer's.
     pub(crate) state: usize,
-    pub(crate) lerps: Vector,
+    pub(crate) lerps: CudaVector,
     pub(crate) key: CudaLinear,
     pub(crate) value: CudaLinear,
     pub(crate) receptance: Option<CudaLinear>,
@@ -218,7 +218,7 @@ impl Loader<'_> {
         Ok(CudaLowRank { down: self.linear(&w.down)?, up: self.linear(&w.up)? })
     }
 
-    fn pair(&self, pair: Option<&[Vec<f32>; 2]>) -> Result<Option<[Vector; 2]>, CudaError> {
+    fn pair(&self, pair: Option<&[Vec<f32>; 2]>) -> Result<Option<[CudaVector; 2]>, CudaError> {
         pair.map(|[weight, bias]| Ok([self.vector(weight)?, self.vector(bias)?])).transpose()
     }
 

@@ -1,10 +1,10 @@
 //! What the cards that share a model tell each other in a step: sums of their parts, and their parts of the logits.
 
-use super::Steps;
+use super::ModelRunner;
 use crate::CudaError;
-use crate::args::{AllGatherArgs, AllReduceArgs, MAX_CARDS};
+use crate::args::{AllGatherArgs, AllReduceArgs, MAX_RANKS};
 use crate::exchange::{CHUNK, Exchange};
-use crate::launch::Grid;
+use crate::launch::LaunchGrid;
 
 const THREADS: usize = 256;
 /// Threads of a block that sums slices, as `exchange.cu` has them.
@@ -14,7 +14,7 @@ const SLICE_BLOCKS: usize = 2;
 /// Words that a card would send from which on cards sum slices, and tell each other the sums.
 const MANY: usize = 1 << 18;
 
-impl Steps {
+impl ModelRunner {
     /// How many exchanges the step had before the one that begins.
     fn next_exchange(&mut self) -> u32 {
         self.exchange.as_mut().map_or(0, Exchange::next)
@@ -23,7 +23,7 @@ impl Steps {
     /// Ends a step's exchanges.
     pub(super) fn count_exchanges(&mut self) -> Result<(), CudaError> {
         let Some(args) = self.exchange.as_ref().map(Exchange::count).filter(|args| args.n > 0) else { return Ok(()) };
-        self.launch("count_exchanges", "", Grid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
+        self.launch("count_exchanges", "", LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
     }
 
     /// Whether another card's results are the ones that count.
@@ -37,9 +37,9 @@ impl Steps {
     }
 
     /// The blocks for `n` values: no more than there are multiprocessors, as they wait for other cards.
-    fn exchange_grid(&self, n: usize) -> Grid {
+    fn exchange_grid(&self, n: usize) -> LaunchGrid {
         let blocks = n.div_ceil(THREADS).clamp(1, self.gpu.summary().n_sm);
-        Grid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 }
+        LaunchGrid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 }
     }
 
     /// `out = scale * sum over the cards of part`, or that added to what lies there: `n` F32 elements, nothing where the card is
@@ -53,9 +53,9 @@ impl Steps {
     ) -> Result<(), CudaError> {
         let Some(exchange) = &self.exchange else { return Ok(()) };
         let args = exchange.args();
-        let n_cards = args.n_cards as usize;
+        let n_ranks = args.n_ranks as usize;
         // Slices are taken four values at a time.
-        let in_slices = n * (n_cards - 1) >= MANY && n.is_multiple_of(4);
+        let in_slices = n * (n_ranks - 1) >= MANY && n.is_multiple_of(4);
         let at_once = if in_slices { exchange.most_in_slices() } else { exchange.capacity };
         for first in (0..n).step_by(at_once) {
             let (at, n) = (4 * first as u64, (n - first).min(at_once));
@@ -70,8 +70,8 @@ impl Steps {
             };
             if in_slices {
                 let name = if self.exact { "sum_slices_exactly" } else { "sum_slices" };
-                let blocks = n.div_ceil(n_cards).div_ceil(CHUNK).min(SLICE_BLOCKS * self.gpu.summary().n_sm);
-                self.launch(name, "", Grid { blocks: [blocks, 1, 1], threads: SLICE_THREADS, shared: 0 }, &args)?;
+                let blocks = n.div_ceil(n_ranks).div_ceil(CHUNK).min(SLICE_BLOCKS * self.gpu.summary().n_sm);
+                self.launch(name, "", LaunchGrid { blocks: [blocks, 1, 1], threads: SLICE_THREADS, shared: 0 }, &args)?;
             } else {
                 self.launch("all_reduce", "", self.exchange_grid(n), &args)?;
             }
@@ -81,18 +81,18 @@ impl Steps {
 
     /// Puts the logits of `n_rows` tokens together, of which each card has its part of the vocabulary.
     pub(super) fn gather_logits(&mut self, n_rows: usize, n_vocab: usize) -> Result<(), CudaError> {
-        let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.share.division.head) else {
+        let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.shard.plan.head) else {
             return Ok(());
         };
         let widest = exchange.vocabulary.iter().map(ExactSizeIterator::len).max().unwrap_or(1).max(1);
-        let mut first_columns = [n_vocab as u32; MAX_CARDS + 1];
+        let mut first_columns = [n_vocab as u32; MAX_RANKS + 1];
         for (first, rows) in first_columns.iter_mut().zip(&exchange.vocabulary) {
             *first = rows.start as u32;
         }
         let (exchange, rows_at_once) = (exchange.args(), exchange.capacity / widest);
         for first in (0..n_rows).step_by(rows_at_once) {
             let n = (n_rows - first).min(rows_at_once);
-            let rows = self.s.logits.ptr() + (4 * first * n_vocab) as u64;
+            let rows = self.buffers.logits.ptr() + (4 * first * n_vocab) as u64;
             let (n_rows, stride) = (n as u32, n_vocab as u32);
             let of_step = self.next_exchange();
             let args = AllGatherArgs { exchange, rows, n_rows, stride, first_columns, of_step };

@@ -12,7 +12,7 @@ use crate::device::{CudaBuffer, CudaDevice};
 /// The states of every layer that keeps some, in slots. A slot holds the state of a text after some tokens; the first one is
 /// that of the empty text: zeros, which nobody writes to.
 #[derive(Debug)]
-pub(crate) struct CudaStates {
+pub(crate) struct CudaRecurrentStates {
     /// Those of each layer, F32 `[n_slots, elements]`, where it keeps some.
     layers: Vec<Option<(CudaBuffer, usize)>>,
     /// What the next step does with them: the runs of its batch and their segments, as `Runs` of `recurrence.cuh` has them.
@@ -37,7 +37,7 @@ impl RunSizes {
     }
 }
 
-impl CudaStates {
+impl CudaRecurrentStates {
     /// Zeros for all states that `groups` have room for, and room for the segments of `n_tokens` tokens.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
@@ -88,7 +88,7 @@ impl CudaStates {
     }
 
     /// Where the state in a slot lies, layer by layer: buffers, bytes before it, and its bytes.
-    pub(crate) fn of_slot(&self, slot: u32) -> impl Iterator<Item = (&CudaBuffer, u64, u64)> {
+    pub(crate) fn slot_parts(&self, slot: u32) -> impl Iterator<Item = (&CudaBuffer, u64, u64)> {
         let bytes = |n: usize| 4 * n as u64;
         self.layers.iter().flatten().map(move |(states, n)| (states, u64::from(slot) * bytes(*n), bytes(*n)))
     }

@@ -2,14 +2,14 @@
 
 use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 
-use super::product::{Input, Product, norm_args};
-use super::{Step, Steps, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
+use super::linear::{LinearInput, LinearOp, norm_args};
+use super::{MicroBatch, ModelRunner, delta_rule, experts, latent_attention, mamba, rwkv, short_conv};
 use crate::CudaError;
-use crate::args::{ConvolutionArgs, Function, FunctionArgs, GroupNormArgs, MAX_PARTS, NormArgs, RunsArgs};
+use crate::args::{ConvolutionArgs, ElementwiseFunction, FunctionArgs, GroupNormArgs, MAX_PARTS, NormArgs, RunsArgs};
 use crate::device::CudaBuffer;
-use crate::launch::Grid;
+use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
-use crate::state::RunSizes;
+use crate::recurrent_state::RunSizes;
 use crate::weights::{CudaJoined, CudaLinear, CudaNorm};
 
 /// Elements that each kind of rows begins with a multiple of.
@@ -22,34 +22,34 @@ const TOKENS_OF_BLOCK: usize = 16;
 const SMALL_GROUP: u32 = 256;
 
 /// Elements of what a mixer or a feed-forward keeps of `n_tokens` tokens while it runs; each has the room for itself.
-fn elements_of_layers(spec: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
-    fn of_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
+fn elements_of_layers(model: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
+    fn times_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
         widths.map(|width| width.saturating_mul(n)).to_vec()
     }
     let mut all = Vec::new();
-    for layer in &spec.layers {
+    for layer in &model.layers {
         match &layer.mixer {
             Mixer::Attention(_) | Mixer::None => {}
-            Mixer::LatentAttention(of) => all.push(latent_attention::elements(of, n).to_vec()),
-            Mixer::ShortConv(of) => all.push(of_tokens(short_conv::widths(of), n)),
-            Mixer::Mamba(of) => all.push(of_tokens(mamba::widths(of), n)),
-            Mixer::Mamba2(of) => all.push(of_tokens(mamba::widths2(of), n)),
-            Mixer::AttentionAndMamba2(of) => all.push(of_tokens(mamba::widths2(&of.mamba2), n)),
-            Mixer::DeltaRule(of) => all.push(of_tokens(delta_rule::widths(of), n)),
-            Mixer::Rwkv6(of) => all.push(of_tokens(rwkv::widths6(of), n)),
-            Mixer::Rwkv7(of) => all.push(of_tokens(rwkv::widths7(of), n)),
+            Mixer::LatentAttention(spec) => all.push(latent_attention::elements(spec, n).to_vec()),
+            Mixer::ShortConv(spec) => all.push(times_tokens(short_conv::widths(spec), n)),
+            Mixer::Mamba(spec) => all.push(times_tokens(mamba::widths(spec), n)),
+            Mixer::Mamba2(spec) => all.push(times_tokens(mamba::widths2(spec), n)),
+            Mixer::AttentionAndMamba2(spec) => all.push(times_tokens(mamba::widths2(&spec.mamba2), n)),
+            Mixer::DeltaRule(spec) => all.push(times_tokens(delta_rule::widths(spec), n)),
+            Mixer::Rwkv6(spec) => all.push(times_tokens(rwkv::widths6(spec), n)),
+            Mixer::Rwkv7(spec) => all.push(times_tokens(rwkv::widths7(spec), n)),
         }
         match &layer.feed_forward {
             FeedForward::Dense(_) | FeedForward::None => {}
-            FeedForward::Experts(of) => all.push(experts::elements(of, spec.n_embd, n).to_vec()),
-            FeedForward::ChannelMix(of) => all.push(of_tokens(rwkv::widths_of_channel_mix(of), n)),
+            FeedForward::Experts(spec) => all.push(experts::elements(spec, model.n_embd, n).to_vec()),
+            FeedForward::ChannelMix(spec) => all.push(times_tokens(rwkv::widths_of_channel_mix(spec), n)),
         }
     }
     all
 }
 
 /// Elements of all rows of `n_tokens` tokens, and the widest row that products take.
-pub(crate) fn room_for_rows(spec: &ModelSpec, n_tokens: usize) -> (usize, usize) {
+pub(crate) fn scratch_elements(spec: &ModelSpec, n_tokens: usize) -> (usize, usize) {
     let of_layers = |n| elements_of_layers(spec, n).into_iter();
     let room = of_layers(n_tokens).map(|all| all.iter().map(|n| n.next_multiple_of(ALIGNED)).sum::<usize>());
     (room.max().unwrap_or(0), of_layers(1).flatten().max().unwrap_or(0))
@@ -78,21 +78,21 @@ pub(crate) fn feed_forward_reads_rows(feed_forward: &FeedForward) -> bool {
     }
 }
 
-impl Steps {
+impl ModelRunner {
     /// Where rows of these widths lie, which those of another call overwrite.
-    pub(super) fn areas<const N: usize>(&self, step: Step<'_>, widths: [usize; N]) -> [u64; N] {
-        self.places(widths.map(|width| width * step.size.n_tokens))
+    pub(super) fn scratch_rows<const N: usize>(&self, batch: MicroBatch<'_>, widths: [usize; N]) -> [u64; N] {
+        self.scratch(widths.map(|width| width * batch.size.n_tokens))
     }
 
     /// The same for so many elements each.
-    pub(super) fn places<const N: usize>(&self, elements: [usize; N]) -> [u64; N] {
+    pub(super) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [u64; N] {
         let mut at = 0;
         let places = elements.map(|n| {
-            let place = self.s.rows.ptr() + 4 * at as u64;
+            let place = self.buffers.rows.ptr() + 4 * at as u64;
             at += n.next_multiple_of(ALIGNED);
             place
         });
-        assert!(4 * at as u64 <= self.s.rows.bytes(), "{at} elements of rows");
+        assert!(4 * at as u64 <= self.buffers.rows.bytes(), "{at} elements of rows");
         places
     }
 
@@ -100,57 +100,59 @@ impl Steps {
     /// time.
     pub(super) fn rows_input(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         x: u64,
         width: usize,
         norm: Option<&CudaNorm>,
-    ) -> Result<Input, CudaError> {
-        let n = step.size.n_tokens;
-        if !self.is_exact(n) {
-            let packed = self.s.packed_rows.ptr();
+    ) -> Result<LinearInput, CudaError> {
+        let n = batch.size.n_tokens;
+        if !self.uses_f32_inputs(n) {
+            let packed = self.buffers.packed_rows.ptr();
             self.norm(NormArgs { packed, ..norm_args(norm, x, width) }, n)?;
-            return Ok(Input::Packed(packed));
+            return Ok(LinearInput::Packed(packed));
         }
         match norm {
-            Some(norm) if norm.is_on_the_way() => return Ok(Input::Rows { x, norm: norm.weight.ptr(), eps: norm.eps }),
-            Some(norm) => self.norm_rows(step, x, width, norm, x)?,
+            Some(norm) if norm.fuses_with_product() => {
+                return Ok(LinearInput::Rows { x, norm: norm.weight.ptr(), eps: norm.eps });
+            }
+            Some(norm) => self.norm_rows(batch, x, width, norm, x)?,
             None => {}
         }
-        Ok(Input::Rows { x, norm: 0, eps: 0.0 })
+        Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 })
     }
 
     /// `norm(x)` of all tokens' rows, to rows at `out`.
     pub(super) fn norm_rows(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         x: u64,
         width: usize,
         norm: &CudaNorm,
         out: u64,
     ) -> Result<(), CudaError> {
-        self.norm(NormArgs { out, ..norm_args(Some(norm), x, width) }, step.size.n_tokens)
+        self.norm(NormArgs { out, ..norm_args(Some(norm), x, width) }, batch.size.n_tokens)
     }
 
     /// `y = W x + b` of all tokens, for matrices one below the other.
     pub(super) fn store_all<const N: usize>(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         what: &'static str,
         linears: [&CudaLinear; N],
-        input: Input,
+        input: LinearInput,
         y: u64,
     ) -> Result<(), CudaError> {
         let bias = if let [linear] = linears[..] { linear.bias() } else { 0 };
-        self.store_matrices(step, what, linears.map(|linear| &linear.weight), bias, input, y)
+        self.store_matrices(batch, what, linears.map(|linear| &linear.weight), bias, input, y)
     }
 
     /// The same of matrices that are joined.
     pub(super) fn store_joined(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         what: &'static str,
         joined: &CudaJoined,
-        input: Input,
+        input: LinearInput,
         y: u64,
     ) -> Result<(), CudaError> {
         let mut n_rows = 0;
@@ -160,9 +162,9 @@ impl Steps {
         });
         let bias = joined.bias.as_ref().map_or(0, CudaBuffer::ptr);
         for parts in parts.collect::<Vec<_>>().chunks(MAX_PARTS) {
-            let of = Product::stored(what, parts[0].0);
-            let product = Product { parts: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..of };
-            self.product(&product, input, parts[0].0.n_in, step.size.n_tokens)?;
+            let stored = LinearOp::stored(what, parts[0].0);
+            let product = LinearOp { matrices: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..stored };
+            self.product(&product, input, parts[0].0.n_in, batch.size.n_tokens)?;
         }
         Ok(())
     }
@@ -170,11 +172,11 @@ impl Steps {
     /// The same without biases, or with all of them in one.
     pub(super) fn store_matrices<const N: usize>(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         what: &'static str,
         matrices: [&CudaMatrix; N],
         bias: u64,
-        input: Input,
+        input: LinearInput,
         y: u64,
     ) -> Result<(), CudaError> {
         let mut n_out = 0;
@@ -185,73 +187,78 @@ impl Steps {
         });
         let parts = parts.to_vec();
         let Some((first, _)) = parts.first() else { return Ok(()) };
-        let (n_in, alone) = (first.n_in, Product::stored(what, first));
-        let product = Product { parts, n_out, bias, y, ..alone };
-        self.product(&product, input, n_in, step.size.n_tokens)
+        let (n_in, stored) = (first.n_in, LinearOp::stored(what, first));
+        let product = LinearOp { matrices: parts, n_out, bias, y, ..stored };
+        self.product(&product, input, n_in, batch.size.n_tokens)
     }
 
     /// `y = W x + b` of F32 rows, of which this is all that is made.
     pub(super) fn store_rows(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         what: &'static str,
         linear: &CudaLinear,
         x: u64,
         y: u64,
     ) -> Result<(), CudaError> {
-        let input = self.rows_input(step, x, linear.weight.n_in, None)?;
-        self.store_all(step, what, [linear], input, y)
+        let input = self.rows_input(batch, x, linear.weight.n_in, None)?;
+        self.store_all(batch, what, [linear], input, y)
     }
 
     /// The runs of a step's batch.
-    pub(super) fn runs(step: Step<'_>) -> (RunsArgs, RunSizes) {
-        (step.states.runs(), step.size.runs)
+    pub(super) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
+        (batch.recurrent.runs(), batch.size.runs)
     }
 
     /// The convolution of layer `i`, perhaps between gates, whose last inputs are the beginning of the layer's states. `args`: but
     /// for what the step says.
-    pub(super) fn convolution(&mut self, step: Step<'_>, i: usize, args: ConvolutionArgs) -> Result<(), CudaError> {
-        let args = Self::convolution_of(step, i, args);
+    pub(super) fn convolution(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        args: ConvolutionArgs,
+    ) -> Result<(), CudaError> {
+        let args = Self::convolution_of(batch, i, args);
         let name = if args.n_tap <= 4 { "convolution" } else { "convolution_long" };
-        self.launch(name, "", Self::channels_of_runs(step, args.channels as usize), &args)
+        self.launch(name, "", Self::channels_of_runs(batch, args.channels as usize), &args)
     }
 
     /// Its `args` with what the step says.
-    pub(super) fn convolution_of(step: Step<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
-        let (runs, _) = Self::runs(step);
-        ConvolutionArgs { runs, states: step.states.of_layer(i, 0), ..args }
+    pub(super) fn convolution_of(batch: MicroBatch<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
+        let (runs, _) = Self::runs(batch);
+        ConvolutionArgs { runs, states: batch.recurrent.of_layer(i, 0), ..args }
     }
 
     /// The grid of kernels that take a channel of a run, 128 to a block.
-    pub(super) fn channels_of_runs(step: Step<'_>, channels: usize) -> Grid {
-        let (_, sizes) = Self::runs(step);
+    pub(super) fn channels_of_runs(batch: MicroBatch<'_>, channels: usize) -> LaunchGrid {
+        let (_, sizes) = Self::runs(batch);
         let blocks = [channels.div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
-        Grid { blocks, threads: 128, shared: 0 }
+        LaunchGrid { blocks, threads: 128, shared: 0 }
     }
 
     /// Norm and gate of groups of each token's row.
-    pub(super) fn group_norm(&mut self, step: Step<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
+    pub(super) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
         // Four elements a thread, as far as a block has threads.
         let (name, groups, threads) = match args.n {
             0..=SMALL_GROUP => ("group_norm_small", 4, 128),
             n => ("group_norm", 1, (n as usize / 4).next_multiple_of(32).min(1024)),
         };
-        let blocks = [(args.n_group as usize).div_ceil(groups), step.size.n_tokens, 1];
-        self.launch(name, "", Grid { blocks, threads, shared: 0 }, args)
+        let blocks = [(args.n_group as usize).div_ceil(groups), batch.size.n_tokens, 1];
+        self.launch(name, "", LaunchGrid { blocks, threads, shared: 0 }, args)
     }
 
     /// A function of each element of all tokens' rows.
-    pub(super) fn of_each(
+    pub(super) fn elementwise(
         &mut self,
-        step: Step<'_>,
-        function: Function,
+        batch: MicroBatch<'_>,
+        function: ElementwiseFunction,
         x: u64,
         with: u64,
         width: usize,
     ) -> Result<(), CudaError> {
-        let n = width * step.size.n_tokens;
+        let n = width * batch.size.n_tokens;
         let args = FunctionArgs { x, with, n: n as u32, function: function as u32 };
-        let grid = Grid { blocks: [n.div_ceil(256).clamp(1, 1024), 1, 1], threads: 256, shared: 0 };
+        let grid = LaunchGrid { blocks: [n.div_ceil(256).clamp(1, 1024), 1, 1], threads: 256, shared: 0 };
         self.launch("of_each", "", grid, &args)
     }
 }

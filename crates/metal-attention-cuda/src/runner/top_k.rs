@@ -2,10 +2,10 @@
 
 use metal_attention_model::TopK;
 
-use super::Steps;
+use super::ModelRunner;
 use crate::CudaError;
 use crate::args::TopKArgs;
-use crate::launch::Grid;
+use crate::launch::LaunchGrid;
 
 /// Logits that come back of each row: as `kernels/top_k.cu` has it.
 pub(crate) const TOP_K: usize = 128;
@@ -25,9 +25,9 @@ pub(crate) fn top_k_bytes(n_vocab: usize) -> usize {
 }
 
 /// The grid for `n_rows` rows, and how many logits a block takes.
-fn grid(n_vocab: usize, n_rows: usize) -> (Grid, u32) {
+fn grid(n_vocab: usize, n_rows: usize) -> (LaunchGrid, u32) {
     let (n_chunks, chunk) = chunks(n_vocab);
-    (Grid { blocks: [n_chunks, n_rows, 1], threads: THREADS, shared: 0 }, chunk as u32)
+    (LaunchGrid { blocks: [n_chunks, n_rows, 1], threads: THREADS, shared: 0 }, chunk as u32)
 }
 
 /// A row of what the kernel gives, `rank_of` of `kernels/rank.cuh`: a number that rises with the logit, above one that falls with
@@ -37,15 +37,15 @@ pub(crate) fn top_k_list(ranks: &[u64]) -> TopK {
     ranks.iter().take_while(|rank| **rank > 0).map(|rank| (!*rank as u32, logit((rank >> 32) as u32))).collect()
 }
 
-impl Steps {
+impl ModelRunner {
     /// The [`TOP_K`] highest of each of `n_rows` rows of logits.
     pub(crate) fn top_k(&mut self, n_vocab: usize, n_rows: usize) -> Result<(), CudaError> {
         let (grid, chunk) = grid(n_vocab, n_rows);
         let args = TopKArgs {
-            logits: self.s.logits.ptr(),
-            lists: self.s.top_k_lists.ptr(),
-            tickets: self.s.argmax_tickets.ptr(),
-            best: self.s.top_k.ptr(),
+            logits: self.buffers.logits.ptr(),
+            lists: self.buffers.top_k_lists.ptr(),
+            tickets: self.buffers.argmax_tickets.ptr(),
+            best: self.buffers.top_k.ptr(),
             n_vocab: n_vocab as u32,
             chunk,
         };
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use crate::CudaDevice;
     use crate::device::Readback;
-    use crate::launch::Start;
+    use crate::launch::LaunchOrder;
 
     /// A name, and a logit of its place and a random number.
     type Kind = (&'static str, fn(usize, f32) -> f32);
@@ -86,7 +86,7 @@ mod tests {
         };
         let kernel = gpu.kernel("top_k").unwrap();
         for _ in 0..2 {
-            gpu.launch(kernel, grid, &args, Start::Early).unwrap();
+            gpu.launch(kernel, grid, &args, LaunchOrder::Overlapped).unwrap();
         }
         let mut readback = Readback::new(gpu, best.bytes()).unwrap();
         readback.copy(&best, best.bytes()).unwrap();

@@ -1,11 +1,11 @@
 //! Products of several tokens where four warps multiply together, on devices of compute capability 9.0.
 
-use super::Steps;
-use super::product::{Product, part_args};
+use super::ModelRunner;
+use super::linear::{LinearOp, matrix_args};
 use crate::CudaError;
-use crate::args::{Output, WideArgs};
+use crate::args::{Epilogue, MatmulWideArgs};
 use crate::device::CudaSummary;
-use crate::launch::Grid;
+use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 
 /// Tiles of rows that a block takes; half as many, where the gate's meet those of up.
@@ -24,7 +24,7 @@ const WIDE: u32 = 1 << 31;
 
 /// Bytes of the sums of splits of products of `n_tokens` tokens at most, and of their tickets.
 pub(crate) fn split_bytes(gpu: &CudaSummary, n_tokens: usize) -> [usize; 2] {
-    let few = super::few::split_bytes(gpu);
+    let few = super::matmul_few::split_bytes(gpu);
     if !gpu.has_wide() {
         return few;
     }
@@ -34,7 +34,7 @@ pub(crate) fn split_bytes(gpu: &CudaSummary, n_tokens: usize) -> [usize; 2] {
 
 /// How a product is shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Plan {
+struct SplitPlan {
     /// Tokens of a block.
     tokens: usize,
     /// Parts of the panels.
@@ -47,7 +47,7 @@ const PANEL_CYCLES: [usize; 5] = [720, 750, 810, 930, 1230];
 /// What takes the fewest cycles of `row_blocks` times 128 rows of `n_panels` panels with `n_tokens` tokens on `n_sm`
 /// multiprocessors, as measured on an H200: a block takes some 6000 to begin and 47 a token to write, and the last block of some
 /// splits reads their sums.
-fn plan(row_blocks: usize, n_panels: usize, n_tokens: usize, n_sm: usize) -> Plan {
+fn plan(row_blocks: usize, n_panels: usize, n_tokens: usize, n_sm: usize) -> SplitPlan {
     let most = n_tokens.next_power_of_two().clamp(TOKENS[0], TOKENS[1]);
     let groups = n_panels.div_ceil(PANELS);
     let plans = (TOKENS[0].ilog2()..=most.ilog2()).flat_map(|log| {
@@ -59,15 +59,15 @@ fn plan(row_blocks: usize, n_panels: usize, n_tokens: usize, n_sm: usize) -> Pla
             let of_panel = PANEL_CYCLES[(log - TOKENS[0].ilog2()) as usize];
             let join = if n_splits > 1 { 3000 + tokens * (25 + 9 * n_splits) } else { 0 };
             let cycles = (blocks * n_splits).div_ceil(n_sm) * (panels * of_panel + 6000 + 47 * tokens) + join;
-            (cycles, Plan { tokens, n_splits })
+            (cycles, SplitPlan { tokens, n_splits })
         })
     });
-    plans.min_by_key(|(cycles, _)| *cycles).map_or(Plan { tokens: most, n_splits: 1 }, |(_, plan)| plan)
+    plans.min_by_key(|(cycles, _)| *cycles).map_or(SplitPlan { tokens: most, n_splits: 1 }, |(_, plan)| plan)
 }
 
-impl Steps {
+impl ModelRunner {
     /// How packed rows of so many tokens lie.
-    pub(super) fn packed_order(&self, n_tokens: usize) -> u32 {
+    pub(super) fn packed_layout(&self, n_tokens: usize) -> u32 {
         let wide = self.gpu.summary().has_wide() && n_tokens > self.few_tokens;
         n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
     }
@@ -75,24 +75,25 @@ impl Steps {
     /// `y = W x` of packed rows, with some of the product's matrices.
     pub(super) fn matmul_wide(
         &mut self,
-        p: &Product<'_>,
-        of: &[(&CudaMatrix, usize)],
+        p: &LinearOp<'_>,
+        matrices: &[(&CudaMatrix, usize)],
         x: u64,
         n_tokens: usize,
     ) -> Result<(), CudaError> {
-        let parts = part_args(of);
-        let (blocks, row_blocks) = p.blocks_of(of, if p.output == Output::Gated { TILES / 2 } else { TILES });
-        let Plan { tokens, n_splits } = plan(row_blocks, parts[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
+        let parts = matrix_args(matrices);
+        let (blocks, row_blocks) = p.blocks_of(matrices, if p.epilogue == Epilogue::Gated { TILES / 2 } else { TILES });
+        let SplitPlan { tokens, n_splits } =
+            plan(row_blocks, parts[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
         let n_token_tiles = n_tokens.div_ceil(8) as u32;
-        let args = WideArgs {
+        let args = MatmulWideArgs {
             parts,
-            n_parts: of.len() as u32,
+            n_parts: matrices.len() as u32,
             blocks,
             x,
             n_tokens: n_tokens as u32,
             n_token_tiles,
             n_out: p.n_out as u32,
-            output: p.output as u32,
+            output: p.epilogue as u32,
             activation: p.activation,
             scale: p.scale,
             bias: p.bias,
@@ -100,10 +101,11 @@ impl Steps {
             packed: p.packed,
             n_splits: n_splits as u32,
             unused: 0,
-            sums: self.s.split_sums.ptr(),
-            tickets: self.s.split_tickets.ptr(),
+            sums: self.buffers.split_sums.ptr(),
+            tickets: self.buffers.split_tickets.ptr(),
         };
-        let grid = Grid { blocks: [n_tokens.div_ceil(tokens), row_blocks, n_splits], threads: THREADS, shared: SHARED };
+        let grid =
+            LaunchGrid { blocks: [n_tokens.div_ceil(tokens), row_blocks, n_splits], threads: THREADS, shared: SHARED };
         self.launch(&format!("matmul_wide_{tokens}"), p.what, grid, &args)
     }
 }
@@ -115,10 +117,10 @@ mod tests {
     #[test]
     fn products_fill_the_multiprocessors() {
         // Many rows: as many tokens a block as there are.
-        assert_eq!(plan(224, 64, 512, 132), Plan { tokens: 256, n_splits: 1 });
+        assert_eq!(plan(224, 64, 512, 132), SplitPlan { tokens: 256, n_splits: 1 });
         // Few rows of many panels are split, and no more blocks are at work than there is room for sums of.
         for (row_blocks, n_panels, n_tokens) in [(32, 224, 512), (16, 32, 64), (4, 9, 33), (1, 1, 5), (1002, 32, 16)] {
-            let Plan { tokens, n_splits } = plan(row_blocks, n_panels, n_tokens, 132);
+            let SplitPlan { tokens, n_splits } = plan(row_blocks, n_panels, n_tokens, 132);
             let blocks = row_blocks * n_tokens.div_ceil(tokens) * n_splits;
             assert!(n_splits == 1 || blocks <= 132, "{row_blocks} {n_panels} {n_tokens}: {blocks}");
             let panels = n_panels.div_ceil(PANELS).div_ceil(n_splits) * PANELS;

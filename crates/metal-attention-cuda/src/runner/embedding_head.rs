@@ -5,21 +5,21 @@ use std::sync::Arc;
 use bytemuck::Zeroable;
 use metal_attention_model::ModelSpec;
 
-use super::product::{Input, Product, norm_args};
-use super::{StepSize, Steps, Wanted};
+use super::linear::{LinearInput, LinearOp, norm_args};
+use super::{MicroBatchSize, ModelRunner, TokenOutput};
 use crate::CudaError;
 use crate::activations::ARGMAX_BLOCKS;
 use crate::args::{ArgmaxArgs, EmbeddingArgs, LogitsArgs, MatrixArgs, NormArgs};
 use crate::device::CudaBuffer;
 use crate::exchange::Exchange;
-use crate::launch::Grid;
+use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 
-impl Steps {
+impl ModelRunner {
     /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and what comes of it before the first layer.
     pub(super) fn embedding(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
         let w = Arc::clone(&self.weights.embedding);
-        let (x, n_embd) = (self.s.x.ptr(), spec.n_embd);
+        let (x, n_embd) = (self.buffers.x.ptr(), spec.n_embd);
         let args = EmbeddingArgs {
             types: w.token_type.as_ref().map_or(0, CudaBuffer::ptr),
             positions: w.positions.as_ref().map_or_else(MatrixArgs::zeroed, |table| table.args(0)),
@@ -30,19 +30,13 @@ impl Steps {
             self.norm(NormArgs { out: x, ..norm_args(Some(norm), x, n_embd) }, n_tokens)?;
         }
         if let Some(per_layer) = &w.per_layer {
-            self.embed_for_layers(spec, per_layer, n_tokens)?;
+            self.per_layer_embeddings(spec, per_layer, n_tokens)?;
         }
         self.spread_over_streams(spec, w.streams.as_ref(), n_tokens)
     }
 
     /// `y = scale * table[id]` of each token.
-    pub(super) fn rows_of_table(
-        &mut self,
-        table: &CudaMatrix,
-        scale: f32,
-        y: u64,
-        n_tokens: usize,
-    ) -> Result<(), CudaError> {
+    pub(super) fn look_up(&mut self, table: &CudaMatrix, scale: f32, y: u64, n_tokens: usize) -> Result<(), CudaError> {
         self.launch_embedding(&self.embedding_args(table, scale, y), n_tokens)
     }
 
@@ -51,7 +45,7 @@ impl Steps {
             table: table.args(0),
             positions: MatrixArgs::zeroed(),
             types: 0,
-            tokens: self.s.tokens.ptr(),
+            tokens: self.buffers.tokens.ptr(),
             x: y,
             scale,
             n_embd: table.n_in as u32,
@@ -60,17 +54,17 @@ impl Steps {
 
     fn launch_embedding(&mut self, args: &EmbeddingArgs, n_tokens: usize) -> Result<(), CudaError> {
         let blocks = (args.n_embd as usize).div_ceil(256);
-        self.launch("embedding", "", Grid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
+        self.launch("embedding", "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
     }
 
     /// What comes of the wanted tokens.
-    pub(crate) fn results(&mut self, spec: &ModelSpec, size: StepSize) -> Result<(), CudaError> {
-        let (n, n_embd) = (size.n_wanted, spec.n_embd);
+    pub(crate) fn output_head(&mut self, spec: &ModelSpec, size: MicroBatchSize) -> Result<(), CudaError> {
+        let (n, n_embd) = (size.n_outputs, spec.n_embd);
         let (norm, embedding) = (self.weights.output_norm.clone(), Arc::clone(&self.weights.embedding));
         self.join_streams(spec, embedding.streams.as_ref(), size.n_tokens)?;
-        let (wanted, hidden) = (self.s.wanted.ptr(), self.s.hidden.ptr());
-        let args = NormArgs { rows: wanted, ..norm_args(norm.as_deref(), self.s.x.ptr(), n_embd) };
-        if size.wanted == Wanted::Hidden {
+        let (output_rows, hidden) = (self.buffers.output_rows.ptr(), self.buffers.hidden.ptr());
+        let args = NormArgs { rows: output_rows, ..norm_args(norm.as_deref(), self.buffers.x.ptr(), n_embd) };
+        if size.output == TokenOutput::Hidden {
             return self.norm(NormArgs { out: hidden, ..args }, n);
         }
         let Some((head, bias)) =
@@ -80,62 +74,62 @@ impl Steps {
         };
         // Of several cards each has some of the rows.
         let first = self.exchange.as_ref().map_or(0, Exchange::first_row);
-        let product = Product {
-            parts: vec![(&head, first)],
+        let product = LinearOp {
+            matrices: vec![(&head, first)],
             n_out: spec.n_vocab,
             bias: bias.unwrap_or(0),
-            y: self.s.logits.ptr(),
-            ..Product::stored("logits", &head)
+            y: self.buffers.logits.ptr(),
+            ..LinearOp::stored("logits", &head)
         };
-        if !self.is_exact(n) {
-            let packed = self.s.packed_x.ptr();
+        if !self.uses_f32_inputs(n) {
+            let packed = self.buffers.packed_x.ptr();
             self.norm(NormArgs { packed, ..args }, n)?;
             self.matmul(&product, packed, n)?;
-        } else if norm.as_ref().is_none_or(|norm| norm.is_on_the_way()) {
-            let most = self.tokens_at_once(&[head.format].into_iter(), n_embd);
+        } else if norm.as_ref().is_none_or(|norm| norm.fuses_with_product()) {
+            let most = self.gemv_tokens(&[head.format].into_iter(), n_embd);
             for first in (0..n).step_by(most) {
-                let rows = wanted + 4 * first as u64;
+                let rows = output_rows + 4 * first as u64;
                 let y = product.y + (4 * first * spec.n_vocab) as u64;
                 let n = (n - first).min(most);
                 self.matvec(&product, args.x, args.weight, args.eps, rows, y, n_embd, n)?;
             }
         } else {
             self.norm(NormArgs { out: hidden, ..args }, n)?;
-            self.product(&product, Input::Rows { x: hidden, norm: 0, eps: 0.0 }, n_embd, n)?;
+            self.product(&product, LinearInput::Rows { x: hidden, norm: 0, eps: 0.0 }, n_embd, n)?;
         }
         self.gather_logits(n, spec.n_vocab)?;
         let (scale, soft_cap) = spec.output.head.map_or((1.0, None), |head| (head.scale, head.soft_cap));
         if scale != 1.0 || soft_cap.is_some() {
             let args = LogitsArgs {
-                logits: self.s.logits.ptr(),
+                logits: self.buffers.logits.ptr(),
                 n: (n * spec.n_vocab) as u32,
                 scale,
                 soft_cap: soft_cap.unwrap_or(0.0),
                 unused: 0,
             };
-            self.launch("scale_logits", "", Grid { blocks: [256, 1, 1], threads: 256, shared: 0 }, &args)?;
+            self.launch("scale_logits", "", LaunchGrid { blocks: [256, 1, 1], threads: 256, shared: 0 }, &args)?;
         }
-        match size.wanted {
-            Wanted::Hidden | Wanted::Logits => Ok(()),
-            Wanted::TopK => self.top_k(spec.n_vocab, n),
-            Wanted::Id { advance } => self.choose(spec.n_vocab, n, advance),
+        match size.output {
+            TokenOutput::Hidden | TokenOutput::Logits => Ok(()),
+            TokenOutput::TopK => self.top_k(spec.n_vocab, n),
+            TokenOutput::Id { advance } => self.argmax(spec.n_vocab, n, advance),
         }
     }
 
     /// The ids of the largest logits of each of `n` rows. `advance`: the tokens go on with them.
-    fn choose(&mut self, n_vocab: usize, n: usize, advance: bool) -> Result<(), CudaError> {
+    fn argmax(&mut self, n_vocab: usize, n: usize, advance: bool) -> Result<(), CudaError> {
         let args = ArgmaxArgs {
-            logits: self.s.logits.ptr(),
+            logits: self.buffers.logits.ptr(),
             n_vocab: n_vocab as u32,
             advance: u32::from(advance),
-            best: self.s.best.ptr(),
-            tickets: self.s.argmax_tickets.ptr(),
+            best: self.buffers.best.ptr(),
+            tickets: self.buffers.argmax_tickets.ptr(),
             ids: self.ids.ptr(),
-            tokens: self.s.tokens.ptr(),
+            tokens: self.buffers.tokens.ptr(),
             numbers: self.ids.numbers_of_rows(),
         };
         // Some logits a thread: as many blocks as run at once, and as there are results for.
         let blocks = (8 * self.gpu.summary().n_sm / n).clamp(ARGMAX_BLOCKS / 4, ARGMAX_BLOCKS);
-        self.launch("argmax", "", Grid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, &args)
+        self.launch("argmax", "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, &args)
     }
 }

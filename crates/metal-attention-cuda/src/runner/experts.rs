@@ -2,14 +2,14 @@
 
 use metal_attention_model::{Experts, RouterScore};
 
-use super::grouped::{Grouped, packed_elements, sorted_elements};
-use super::layer::Given;
-use super::product::{Input, MATVEC_TOKENS};
-use super::{Step, Steps};
+use super::grouped::{GroupedLinearOp, packed_elements, sorted_elements};
+use super::layer::SublayerOutput;
+use super::linear::{GEMV_TOKENS, LinearInput};
+use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
-use crate::args::{ExpertsActivationArgs, ExpertsSumArgs, Output, RouteAloneArgs, RouteArgs, WeighArgs};
+use crate::args::{Epilogue, ExpertsActivationArgs, ExpertsSumArgs, FusedRouteArgs, RouteArgs, WeighArgs};
 use crate::device::CudaBuffer;
-use crate::launch::Grid;
+use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
 use crate::weights::{CudaExperts, CudaNorm};
 
@@ -20,14 +20,14 @@ const MAX_ROUTED: usize = 4 * 256 * 8;
 /// router or experts where it is not the normalised state, that times the weights; gates and ups, what comes of them, what experts
 /// give; their sum, that as wide as the stream, what all tokens go through; sorted items, two of these; rows of slots as products
 /// take them, those of the experts' input and those of their last matrix.
-pub(super) fn elements(of: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
-    let (n_ff, n_in, n_items) = (of.expert.n_ff, of.latent.unwrap_or(n_embd), n.saturating_mul(of.n_used));
-    let weighed = if of.router.weight_input { n_items * n_in } else { 0 };
-    let other = if of.latent.is_some() || of.own_norms.is_some() { n_embd.max(n_in) } else { 0 };
-    let [items, work] = sorted_elements(n_items, of.n_expert);
-    let packed = |width: usize| packed_elements(n_items, of.n_expert, width);
+pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
+    let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
+    let weighed = if spec.router.weight_input { n_items * n_in } else { 0 };
+    let other = if spec.latent.is_some() || spec.own_norms.is_some() { n_embd.max(n_in) } else { 0 };
+    let [items, work] = sorted_elements(n_items, spec.n_expert);
+    let packed = |width: usize| packed_elements(n_items, spec.n_expert, width);
     [
-        n * of.n_expert,
+        n * spec.n_expert,
         n_items,
         n_items,
         n_items,
@@ -52,7 +52,7 @@ fn ptr(vector: Option<&CudaBuffer>) -> u64 {
 
 /// Which experts each token goes to, and with what weights.
 pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
-    let (of, router) = (&w.spec, &w.spec.router);
+    let (spec, router) = (&w.spec, &w.spec.router);
     let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
     RouteArgs {
         products,
@@ -61,8 +61,8 @@ pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, inpu
         experts,
         weights,
         input_weights: if router.weight_input { input_weights } else { 0 },
-        n_expert: of.n_expert as u32,
-        n_used: of.n_used as u32,
+        n_expert: spec.n_expert as u32,
+        n_used: spec.n_used as u32,
         score: match router.score {
             RouterScore::Softmax => 0,
             RouterScore::Sigmoid => 1,
@@ -77,7 +77,7 @@ pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, inpu
 }
 
 /// Every token at each of its experts.
-struct Visits {
+struct ExpertItems {
     /// Where the experts lie.
     chosen: u64,
     /// The input: `items_a_row` visits read the same row.
@@ -89,15 +89,15 @@ struct Visits {
     down: u64,
 }
 
-impl Visits {
+impl ExpertItems {
     /// The product of gate and up, to pairs, or of up alone.
-    fn gate_and_up<'w>(&self, w: &'w CudaExperts) -> Grouped<'w> {
+    fn gate_and_up<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
         let (first, second) = w.gate.as_ref().map_or((&w.up, None), |gate| (gate, Some(&w.up)));
-        Grouped {
+        GroupedLinearOp {
             what: "experts' gate and up",
             first,
             second,
-            output: Output::Store,
+            epilogue: Epilogue::Store,
             activation: w.activation.0,
             groups: self.chosen,
             x: self.x,
@@ -109,12 +109,12 @@ impl Visits {
     }
 
     /// The last product.
-    fn last<'w>(&self, w: &'w CudaExperts) -> Grouped<'w> {
-        Grouped {
+    fn last<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
+        GroupedLinearOp {
             what: "experts' down",
             first: &w.down,
             second: None,
-            output: Output::Store,
+            epilogue: Epilogue::Store,
             activation: 0,
             groups: self.chosen,
             x: self.gated,
@@ -126,15 +126,15 @@ impl Visits {
     }
 }
 
-impl Steps {
+impl ModelRunner {
     /// Whether the router takes this norm on its way, and has the normalised state made for the others then. `exact` steps have the
     /// same bits however many tokens there are.
-    pub(super) fn router_norms(&self, step: Step<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
+    pub(super) fn router_norms(&self, batch: MicroBatch<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
         !self.exact
-            && step.size.n_tokens <= MATVEC_TOKENS
+            && batch.size.n_tokens <= GEMV_TOKENS
             && w.router_rows.is_some()
             && w.router_norm.is_none()
-            && norm.is_on_the_way()
+            && norm.fuses_with_product()
             && norm.n <= MAX_ROUTED
     }
 
@@ -142,13 +142,13 @@ impl Steps {
     /// take it; `norm`: what makes it, where the router does.
     pub(super) fn experts<'w>(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         w: &'w CudaExperts,
-        input: Input,
+        input: LinearInput,
         norm: Option<&CudaNorm>,
-    ) -> Result<Given<'w>, CudaError> {
-        let (of, n_embd, n) = (&w.spec, step.spec.n_embd, step.size.n_tokens);
-        let n_in = of.latent.unwrap_or(n_embd);
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let (spec, n_embd, n) = (&w.spec, batch.spec.n_embd, batch.size.n_tokens);
+        let n_in = spec.latent.unwrap_or(n_embd);
         let [
             products,
             chosen,
@@ -166,69 +166,72 @@ impl Steps {
             work,
             packed,
             packed_gated,
-        ] = self.places(elements(of, n_embd, n));
-        let (x, h) = (self.s.x.ptr(), self.s.h.ptr());
+        ] = self.scratch(elements(spec, n_embd, n));
+        let (x, h) = (self.buffers.x.ptr(), self.buffers.h.ptr());
         let route = route_args(w, products, [chosen, weights, input_weights]);
         // As exact as F32 however many tokens there are: close choices stay what they are.
         let mut routed = h;
         if let Some(norm) = &w.router_norm {
-            self.norm_rows(step, x, n_embd, norm, other)?;
+            self.norm_rows(batch, x, n_embd, norm, other)?;
             routed = other;
         }
         // Three numbers and two flags for each expert.
-        let memory = 14 * of.n_expert;
+        let memory = 14 * spec.n_expert;
         if let (Some(norm), Some(rows)) = (norm, &w.router_rows) {
-            let args = RouteAloneArgs {
+            let args = FusedRouteArgs {
                 route,
                 x,
                 norm: norm.weight.ptr(),
                 h,
                 router: rows.ptr(),
                 bias: w.router.bias(),
-                tickets: self.s.tickets.ptr(),
+                tickets: self.buffers.tickets.ptr(),
                 n_in: n_embd as u32,
                 eps: norm.eps,
             };
-            let grid = Grid { blocks: [of.n_expert, n, 1], threads: 256, shared: memory };
+            let grid = LaunchGrid { blocks: [spec.n_expert, n, 1], threads: 256, shared: memory };
             self.launch("route_alone", "", grid, &args)?;
         } else {
-            let routed = Input::Rows { x: routed, norm: 0, eps: 0.0 };
-            self.store_all(step, "router", [&w.router], routed, products)?;
-            self.launch("route", "", Grid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
+            let routed = LinearInput::Rows { x: routed, norm: 0, eps: 0.0 };
+            self.store_all(batch, "router", [&w.router], routed, products)?;
+            self.launch("route", "", LaunchGrid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
         }
 
         let mut rows = h;
         if let Some([norm, _, _]) = &w.own_norms {
-            self.norm_rows(step, x, n_embd, norm, other)?;
+            self.norm_rows(batch, x, n_embd, norm, other)?;
             rows = other;
         }
         if let Some([linear, _]) = &w.latent {
-            self.store_all(step, "experts' input", [linear], input, other)?;
+            self.store_all(batch, "experts' input", [linear], input, other)?;
             rows = other;
         }
-        let mut items_a_row = of.n_used;
-        if of.router.weight_input {
+        let mut items_a_row = spec.n_used;
+        if spec.router.weight_input {
             let args =
-                WeighArgs { x: rows, weights: input_weights, out: weighed, n: n_in as u32, n_used: of.n_used as u32 };
-            let grid = Grid { blocks: [n * of.n_used, n_in.div_ceil(256), 1], threads: 256, shared: 0 };
+                WeighArgs { x: rows, weights: input_weights, out: weighed, n: n_in as u32, n_used: spec.n_used as u32 };
+            let grid = LaunchGrid { blocks: [n * spec.n_used, n_in.div_ceil(256), 1], threads: 256, shared: 0 };
             self.launch("weigh_inputs", "", grid, &args)?;
             (rows, items_a_row) = (weighed, 1);
         }
-        let visits = Visits { chosen, x: rows, items_a_row, pairs, gated, down };
-        if self.sorts(n, n * of.n_used, of.n_expert) {
-            self.visit_sorted(step, w, &visits, [items, work], [packed, packed_gated])?;
+        let visits = ExpertItems { chosen, x: rows, items_a_row, pairs, gated, down };
+        if self.sorts(n, n * spec.n_used, spec.n_expert) {
+            self.run_experts_sorted(batch, w, &visits, [items, work], [packed, packed_gated])?;
         } else {
-            self.visit(step, w, &visits)?;
+            self.run_experts(batch, w, &visits)?;
         }
-        self.sum(step, w, input, [weights, down, sum, wide, shared])
+        self.sum(batch, w, input, [weights, down, sum, wide, shared])
     }
 
     /// `down(activation(gate(x)) * up(x))` of every token at each of its experts.
-    fn visit(&mut self, step: Step<'_>, w: &CudaExperts, v: &Visits) -> Result<(), CudaError> {
-        let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * step.size.n_tokens);
+    fn run_experts(&mut self, batch: MicroBatch<'_>, w: &CudaExperts, v: &ExpertItems) -> Result<(), CudaError> {
+        let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * batch.size.n_tokens);
         let product = v.gate_and_up(w);
         if w.gates_in_product() {
-            self.grouped(&Grouped { output: Output::Gated, y: v.gated, y_stride: n_ff, ..product }, n_items)?;
+            self.grouped(
+                &GroupedLinearOp { epilogue: Epilogue::Gated, y: v.gated, y_stride: n_ff, ..product },
+                n_items,
+            )?;
         } else {
             self.grouped(&product, n_items)?;
             self.experts_activation(w, v, n_items)?;
@@ -237,32 +240,32 @@ impl Steps {
     }
 
     /// The same of tokens sorted by expert.
-    fn visit_sorted(
+    fn run_experts_sorted(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         w: &CudaExperts,
-        v: &Visits,
+        v: &ExpertItems,
         places: [u64; 2],
         [packed, packed_gated]: [u64; 2],
     ) -> Result<(), CudaError> {
-        let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * step.size.n_tokens);
+        let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * batch.size.n_tokens);
         let n_in = w.up.n_in();
         let sorted = self.sort(v.chosen, n_items, w.spec.n_expert, places)?;
         self.gather(&sorted, (v.x, v.items_a_row, n_in), n_in, packed)?;
-        let product = Grouped { x: packed, ..v.gate_and_up(w) };
+        let product = GroupedLinearOp { x: packed, ..v.gate_and_up(w) };
         // Packed rows end with a panel, which nobody else fills up.
         if w.gates_in_product() && n_ff.is_multiple_of(PANEL) {
-            self.sorted_product(&Grouped { output: Output::Gated, y: packed_gated, ..product }, &sorted)?;
+            self.sorted_product(&GroupedLinearOp { epilogue: Epilogue::Gated, y: packed_gated, ..product }, &sorted)?;
         } else {
             self.sorted_product(&product, &sorted)?;
             self.experts_activation(w, v, n_items)?;
             self.gather(&sorted, (v.gated, 1, n_ff), n_ff, packed_gated)?;
         }
-        self.sorted_product(&Grouped { x: packed_gated, ..v.last(w) }, &sorted)
+        self.sorted_product(&GroupedLinearOp { x: packed_gated, ..v.last(w) }, &sorted)
     }
 
     /// `gated = activation(gate) * up` of pairs.
-    fn experts_activation(&mut self, w: &CudaExperts, v: &Visits, n_items: usize) -> Result<(), CudaError> {
+    fn experts_activation(&mut self, w: &CudaExperts, v: &ExpertItems, n_items: usize) -> Result<(), CudaError> {
         let n_ff = w.spec.expert.n_ff;
         let args = ExpertsActivationArgs {
             x: v.pairs,
@@ -272,68 +275,68 @@ impl Steps {
             activation: w.activation.0,
             limit: w.activation.1,
         };
-        let grid = Grid { blocks: [n_items, n_ff.div_ceil(256), 1], threads: 256, shared: 0 };
+        let grid = LaunchGrid { blocks: [n_items, n_ff.div_ceil(256), 1], threads: 256, shared: 0 };
         self.launch("experts_activation", "", grid, &args)
     }
 
     /// The weighted sum of what the experts give, and what all tokens go through besides.
     fn sum<'w>(
         &mut self,
-        step: Step<'_>,
+        batch: MicroBatch<'_>,
         w: &'w CudaExperts,
-        input: Input,
+        input: LinearInput,
         [weights, down, sum, wide, shared]: [u64; 5],
-    ) -> Result<Given<'w>, CudaError> {
-        let (of, n_embd) = (&w.spec, step.spec.n_embd);
-        let n_in = of.latent.unwrap_or(n_embd);
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let (spec, n_embd) = (&w.spec, batch.spec.n_embd);
+        let n_in = spec.latent.unwrap_or(n_embd);
         let mut args = ExpertsSumArgs {
             y: down,
             weights,
             shared: 0,
             gate: 0,
-            h: self.s.h.ptr(),
+            h: self.buffers.h.ptr(),
             out: sum,
             n: n_in as u32,
-            n_used: of.n_used as u32,
+            n_used: spec.n_used as u32,
             add: 0,
             scale: 1.0,
         };
         if let Some(dense) = &w.shared {
-            let Given::Product { what, linear, input } = self.dense(step, dense, input)? else {
+            let SublayerOutput::Product { what, linear, input } = self.dense(batch, dense, input)? else {
                 return Err(CudaError::UnsupportedPart { part: "shared experts without a last product" });
             };
-            self.store_all(step, what, [linear], input, shared)?;
+            self.store_all(batch, what, [linear], input, shared)?;
             if let Some([_, _, norm]) = &w.own_norms {
-                self.norm_rows(step, shared, n_embd, norm, shared)?;
+                self.norm_rows(batch, shared, n_embd, norm, shared)?;
             }
             args.shared = shared;
             args.gate = ptr(w.shared_gate.as_ref());
         }
         if w.own_norms.is_none() && w.latent.is_none() {
-            return Ok(Given::Sum(args));
+            return Ok(SublayerOutput::Sum(args));
         }
         // The sum goes through more before what all tokens go through is added.
         let mut result = sum;
-        self.experts_sum(step, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
+        self.experts_sum(batch, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
         if let Some([_, norm, _]) = &w.own_norms {
-            self.norm_rows(step, sum, n_in, norm, sum)?;
+            self.norm_rows(batch, sum, n_in, norm, sum)?;
         }
         if let Some([_, linear]) = &w.latent {
-            self.store_rows(step, "experts' output", linear, sum, wide)?;
+            self.store_rows(batch, "experts' output", linear, sum, wide)?;
             result = wide;
         }
         if args.shared != 0 {
             let more = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };
-            self.experts_sum(step, &more)?;
+            self.experts_sum(batch, &more)?;
         }
-        Ok(Given::Rows(result))
+        Ok(SublayerOutput::Rows(result))
     }
 
     /// A weighted sum of what experts give.
-    pub(super) fn experts_sum(&mut self, step: Step<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
+    pub(super) fn experts_sum(&mut self, batch: MicroBatch<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
         // Of a few tokens all multiprocessors have some; each block needs the gate's product.
-        let n = step.size.n_tokens;
-        let blocks = if n <= MATVEC_TOKENS { (args.n as usize).div_ceil(256) } else { 1 };
-        self.launch("experts_sum", "", Grid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, args)
+        let n = batch.size.n_tokens;
+        let blocks = if n <= GEMV_TOKENS { (args.n as usize).div_ceil(256) } else { 1 };
+        self.launch("experts_sum", "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, args)
     }
 }

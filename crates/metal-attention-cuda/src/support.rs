@@ -9,7 +9,7 @@ use metal_attention_model::{
 
 use crate::CudaError;
 use crate::args::HeadArgs;
-use crate::matrix::Format;
+use crate::matrix::WeightLayout;
 
 /// Elements of a head that attention over pages has room for, and that of any kind.
 const MAX_PAGED_HEAD_DIM: usize = 256;
@@ -148,7 +148,7 @@ pub(crate) fn activation_code(activation: Activation) -> (u32, f32) {
 }
 
 /// Whether the product of gate and up goes through the activation by itself.
-pub(crate) fn on_the_way(dense: &Dense, weights: &DenseWeights) -> bool {
+pub(crate) fn fuses_activation(dense: &Dense, weights: &DenseWeights) -> bool {
     let known = match dense.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
         Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
@@ -156,7 +156,7 @@ pub(crate) fn on_the_way(dense: &Dense, weights: &DenseWeights) -> bool {
     let DenseWeights { gate, up, down: _ } = weights;
     known
         && gate.as_ref().is_some_and(|gate| {
-            let alike = Format::of(gate.weight.ty()) == Format::of(up.weight.ty());
+            let alike = WeightLayout::of(gate.weight.ty()) == WeightLayout::of(up.weight.ty());
             alike && gate.bias.is_none() && up.bias.is_none()
         })
 }
@@ -171,13 +171,13 @@ pub(crate) fn norm_kind(kind: NormKind) -> u32 {
 
 /// What makes queries, keys and values of their projections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InputKernels {
+pub(crate) enum QkvKernels {
     /// Attention does, or puts into the cache what a batch has.
-    OnTheWay,
+    Fused,
     /// Attention does of tokens that are alone in their sequences; of others a kernel that knows all parts.
-    OnTheWayAlone,
+    FusedInDecode,
     /// A kernel that knows all parts.
-    Apart,
+    Separate,
 }
 
 /// What runs softmax attention.
@@ -190,7 +190,7 @@ pub(crate) enum AttentionKernels {
 }
 
 /// The kernels that run attention; `norm_bias`: whether norms of queries or keys add something.
-pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (InputKernels, AttentionKernels) {
+pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKernels, AttentionKernels) {
     let AttentionSpec {
         n_head: _,
         n_head_kv: _,
@@ -220,12 +220,12 @@ pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (InputKer
         kind == NormKind::Rms && over != NormOver::Row && !norm_bias
     });
     let plain = norms && value_norm.is_none() && clamp_qkv.is_none() && temperature.is_none();
-    let on_the_way = paged && plain && *kv == KvSource::Own;
+    let fuses_activation = paged && plain && *kv == KvSource::Own;
     (
-        match (on_the_way, output_gate) {
-            (true, false) => InputKernels::OnTheWay,
-            (true, true) => InputKernels::OnTheWayAlone,
-            (false, _) => InputKernels::Apart,
+        match (fuses_activation, output_gate) {
+            (true, false) => QkvKernels::Fused,
+            (true, true) => QkvKernels::FusedInDecode,
+            (false, _) => QkvKernels::Separate,
         },
         if paged { AttentionKernels::Paged } else { AttentionKernels::General },
     )

@@ -12,13 +12,13 @@ use metal_attention_model::{
 };
 
 use crate::CudaError;
-use crate::args::MAX_CARDS;
+use crate::args::MAX_RANKS;
 use crate::matrix::{PANEL, TILE, packed_bytes};
 
 /// Which parts of a model are shared out; each card has the others whole, and computes what the others do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Division {
-    pub(crate) n_cards: usize,
+pub(crate) struct ShardingPlan {
+    pub(crate) n_ranks: usize,
     /// Attention, in layers that have nothing beside it.
     pub(crate) attention: bool,
     /// The feed-forward of each layer.
@@ -29,50 +29,50 @@ pub(crate) struct Division {
 
 /// What one of the cards has.
 #[derive(Debug, Clone)]
-pub(crate) struct Share {
-    pub(crate) division: Arc<Division>,
+pub(crate) struct Shard {
+    pub(crate) plan: Arc<ShardingPlan>,
     /// Its place among the cards.
     pub(crate) rank: usize,
 }
 
-/// The `rank`-th of `n_cards` parts of `n` units, as equal as they can be.
-fn part_of(n: usize, rank: usize, n_cards: usize) -> Range<usize> {
-    n * rank / n_cards..n * (rank + 1) / n_cards
+/// The `rank`-th of `n_ranks` parts of `n` units, as equal as they can be.
+fn part_of(n: usize, rank: usize, n_ranks: usize) -> Range<usize> {
+    n * rank / n_ranks..n * (rank + 1) / n_ranks
 }
 
 /// The same of `n` elements in whole units, the last of which may be shorter; `None` where somebody would get nothing.
-fn units_of(n: usize, unit: usize, rank: usize, n_cards: usize) -> Option<Range<usize>> {
+fn units_of(n: usize, unit: usize, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
     let n_units = n.div_ceil(unit.max(1));
-    let part = part_of(n_units, rank, n_cards);
-    (n_units >= n_cards).then(|| part.start * unit..(part.end * unit).min(n))
+    let part = part_of(n_units, rank, n_ranks);
+    (n_units >= n_ranks).then(|| part.start * unit..(part.end * unit).min(n))
 }
 
 /// The heads of queries and of keys and values that a card has. Where there are fewer of the latter than cards several have the same.
-fn heads(of: &AttentionSpec, rank: usize, n_cards: usize) -> Option<(Range<usize>, Range<usize>)> {
+fn heads(of: &AttentionSpec, rank: usize, n_ranks: usize) -> Option<(Range<usize>, Range<usize>)> {
     let (n_kv, group) = (of.n_head_kv, of.n_head / of.n_head_kv.max(1));
-    if n_kv >= n_cards {
-        let kv = part_of(n_kv, rank, n_cards);
+    if n_kv >= n_ranks {
+        let kv = part_of(n_kv, rank, n_ranks);
         return Some((kv.start * group..kv.end * group, kv));
     }
-    let cards = n_cards.is_multiple_of(n_kv.max(1)).then(|| n_cards / n_kv.max(1))?;
+    let cards = n_ranks.is_multiple_of(n_kv.max(1)).then(|| n_ranks / n_kv.max(1))?;
     let queries = group.is_multiple_of(cards).then(|| group / cards)?;
     let (kv, first) = (rank / cards, rank / cards * group + rank % cards * queries);
     Some((first..first + queries, kv..kv + 1))
 }
 
 /// The columns of `down`, and rows of gate and up, that a card has.
-fn width(of: &Dense, down: &Tensor, rank: usize, n_cards: usize) -> Option<Range<usize>> {
+fn width(of: &Dense, down: &Tensor, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
     match of.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
         // It looks at the whole row.
         Activation::SparseGelu { n_std: _ } => return None,
     }
     let block = down.ty().block_len();
-    let finer = || units_of(of.n_ff, block.max(4), rank, n_cards).filter(|_| of.n_ff.is_multiple_of(4));
-    units_of(of.n_ff, block.max(PANEL), rank, n_cards).or_else(finer)
+    let finer = || units_of(of.n_ff, block.max(4), rank, n_ranks).filter(|_| of.n_ff.is_multiple_of(4));
+    units_of(of.n_ff, block.max(PANEL), rank, n_ranks).or_else(finer)
 }
 
-fn divides_attention(of: &AttentionSpec, w: &AttentionWeights, n_cards: usize) -> bool {
+fn can_shard_attention(of: &AttentionSpec, w: &AttentionWeights, n_ranks: usize) -> bool {
     let by_head = match of.positions {
         Positions::None | Positions::Rope(_) => true,
         Positions::Alibi { max_bias: _ } => false,
@@ -82,17 +82,17 @@ fn divides_attention(of: &AttentionSpec, w: &AttentionWeights, n_cards: usize) -
     });
     let block = w.out.weight.ty().block_len().max(4);
     let at_blocks = |rank| {
-        heads(of, rank, n_cards).is_some_and(|(queries, _)| {
+        heads(of, rank, n_ranks).is_some_and(|(queries, _)| {
             let [start, end] = [queries.start, queries.end].map(|head| head * of.head_dim);
             !queries.is_empty() && start.is_multiple_of(block) && end.is_multiple_of(block)
         })
     };
-    by_head && (0..n_cards).all(at_blocks)
+    by_head && (0..n_ranks).all(at_blocks)
 }
 
-fn divides_feed_forward(of: &FeedForward, w: &FeedForwardWeights, n_cards: usize) -> bool {
+fn can_shard_feed_forward(of: &FeedForward, w: &FeedForwardWeights, n_ranks: usize) -> bool {
     let dense =
-        |of: &Dense, w: &DenseWeights| (0..n_cards).all(|rank| width(of, &w.down.weight, rank, n_cards).is_some());
+        |of: &Dense, w: &DenseWeights| (0..n_ranks).all(|rank| width(of, &w.down.weight, rank, n_ranks).is_some());
     match (of, w) {
         (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => dense(of, w),
         (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
@@ -105,16 +105,16 @@ fn divides_feed_forward(of: &FeedForward, w: &FeedForwardWeights, n_cards: usize
     }
 }
 
-impl Division {
-    /// How `n_cards` share a model out. An error where too little of it can be.
-    pub(crate) fn new(spec: &ModelSpec, weights: &Weights, n_cards: usize) -> Result<Self, CudaError> {
-        if n_cards > MAX_CARDS {
-            return Err(CudaError::TooManyCards { n_cards, most: MAX_CARDS });
+impl ShardingPlan {
+    /// How `n_ranks` share a model out. An error where too little of it can be.
+    pub(crate) fn new(spec: &ModelSpec, weights: &Weights, n_ranks: usize) -> Result<Self, CudaError> {
+        if n_ranks > MAX_RANKS {
+            return Err(CudaError::TooManyRanks { n_ranks, most: MAX_RANKS });
         }
         let layers = || spec.layers.iter().zip(&weights.layers);
         let mut mixers = layers().map(|(layer, w)| {
             if let (Mixer::Attention(of), MixerWeights::Attention(w)) = (&layer.mixer, &w.mixer) {
-                divides_attention(of, w, n_cards)
+                can_shard_attention(of, w, n_ranks)
             } else {
                 true
             }
@@ -122,29 +122,29 @@ impl Division {
         // All or none, as layers may read each other's keys and values.
         let attention = mixers.all(|divides| divides);
         let feed_forwards: Vec<_> =
-            layers().map(|(layer, w)| divides_feed_forward(&layer.feed_forward, &w.feed_forward, n_cards)).collect();
-        let head = weights.output.is_some() && spec.n_vocab.div_ceil(TILE) >= n_cards;
+            layers().map(|(layer, w)| can_shard_feed_forward(&layer.feed_forward, &w.feed_forward, n_ranks)).collect();
+        let head = weights.output.is_some() && spec.n_vocab.div_ceil(TILE) >= n_ranks;
         let has_attention = layers().any(|(layer, _)| matches!(layer.mixer, Mixer::Attention(_)));
         if !(feed_forwards.contains(&true) || attention && has_attention) {
-            return Err(CudaError::Indivisible { n_cards });
+            return Err(CudaError::Indivisible { n_ranks });
         }
-        Ok(Self { n_cards, attention, feed_forwards, head })
+        Ok(Self { n_ranks, attention, feed_forwards, head })
     }
 
     /// The rows of the output head that each card has.
     pub(crate) fn vocabulary(&self, n_vocab: usize) -> Vec<Range<usize>> {
-        let rows = |rank| units_of(n_vocab, TILE, rank, self.n_cards).filter(|_| self.head);
-        (0..self.n_cards).map(|rank| rows(rank).unwrap_or(0..n_vocab)).collect()
+        let rows = |rank| units_of(n_vocab, TILE, rank, self.n_ranks).filter(|_| self.head);
+        (0..self.n_ranks).map(|rank| rows(rank).unwrap_or(0..n_vocab)).collect()
     }
 
     /// Whether all that has weights is shared out: every mixer, every feed-forward and the output head.
-    pub(crate) fn divides_all(&self, spec: &ModelSpec) -> bool {
-        let mixers = spec.layers.iter().all(|layer| self.divides_mixer(&layer.mixer));
+    pub(crate) fn shards_all(&self, spec: &ModelSpec) -> bool {
+        let mixers = spec.layers.iter().all(|layer| self.shards_mixer(&layer.mixer));
         mixers && self.feed_forwards.iter().all(|divided| *divided) && self.head
     }
 
     /// Whether the mixer of that kind is shared out.
-    pub(crate) fn divides_mixer(&self, mixer: &Mixer) -> bool {
+    pub(crate) fn shards_mixer(&self, mixer: &Mixer) -> bool {
         match mixer {
             Mixer::Attention(_) => self.attention,
             Mixer::LatentAttention(_)
@@ -160,22 +160,22 @@ impl Division {
     }
 }
 
-impl Share {
+impl Shard {
     /// `spec` as this card has it.
     pub(crate) fn spec(&self, spec: &ModelSpec, weights: &Weights) -> ModelSpec {
-        let (rank, n_cards) = (self.rank, self.division.n_cards);
+        let (rank, n_ranks) = (self.rank, self.plan.n_ranks);
         let mut own = spec.clone();
         for (i, (layer, w)) in own.layers.iter_mut().zip(&weights.layers).enumerate() {
             if let Mixer::Attention(of) = &mut layer.mixer
-                && self.division.attention
-                && let Some((queries, kv)) = heads(of, rank, n_cards)
+                && self.plan.attention
+                && let Some((queries, kv)) = heads(of, rank, n_ranks)
             {
                 (of.n_head, of.n_head_kv) = (queries.len(), kv.len());
             }
             let narrow = |of: &mut Dense, w: &DenseWeights| {
-                of.n_ff = width(of, &w.down.weight, rank, n_cards).map_or(of.n_ff, |columns| columns.len());
+                of.n_ff = width(of, &w.down.weight, rank, n_ranks).map_or(of.n_ff, |columns| columns.len());
             };
-            if !self.division.feed_forwards[i] {
+            if !self.plan.feed_forwards[i] {
                 continue;
             }
             match (&mut layer.feed_forward, &w.feed_forward) {
@@ -197,15 +197,15 @@ impl Share {
 
     /// The weights of layer `i` of `spec`, the whole model, as this card has them. Rows stay where they are; columns are copied.
     pub(crate) fn layer(&self, spec: &ModelSpec, i: usize, w: &LayerWeights) -> LayerWeights {
-        let (layer, n_cards) = (&spec.layers[i], self.division.n_cards);
+        let (layer, n_ranks) = (&spec.layers[i], self.plan.n_ranks);
         let mut own = w.clone();
         if let (Mixer::Attention(of), MixerWeights::Attention(w)) = (&layer.mixer, &mut own.mixer)
-            && self.division.attention
-            && let Some((queries, kv)) = heads(of, self.rank, n_cards)
+            && self.plan.attention
+            && let Some((queries, kv)) = heads(of, self.rank, n_ranks)
         {
             *w = self.attention(of, w, &queries, &kv);
         }
-        if self.division.feed_forwards[i] {
+        if self.plan.feed_forwards[i] {
             match (&layer.feed_forward, &mut own.feed_forward) {
                 (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => *w = self.dense(of, w),
                 (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
@@ -248,7 +248,7 @@ impl Share {
     }
 
     fn dense(&self, of: &Dense, w: &DenseWeights) -> DenseWeights {
-        let Some(own) = width(of, &w.down.weight, self.rank, self.division.n_cards) else { return w.clone() };
+        let Some(own) = width(of, &w.down.weight, self.rank, self.plan.n_ranks) else { return w.clone() };
         DenseWeights {
             gate: w.gate.as_ref().map(|gate| rows(gate, own.clone())),
             up: rows(&w.up, own.clone()),
@@ -273,8 +273,8 @@ impl Share {
     pub(crate) fn saved_bytes(&self, weights: &Weights) -> u64 {
         let bytes = |linears: &[&Linear]| linears.iter().map(|linear| packed_bytes(&linear.weight)).sum::<u64>();
         let dense = |w: &DenseWeights| bytes(&w.gate.iter().chain([&w.up, &w.down]).collect::<Vec<_>>());
-        let layers = weights.layers.iter().zip(&self.division.feed_forwards).map(|(layer, divided)| {
-            let mixer = if let (MixerWeights::Attention(w), true) = (&layer.mixer, self.division.attention) {
+        let layers = weights.layers.iter().zip(&self.plan.feed_forwards).map(|(layer, divided)| {
+            let mixer = if let (MixerWeights::Attention(w), true) = (&layer.mixer, self.plan.attention) {
                 let parts = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), Some(&w.out)];
                 bytes(&parts.into_iter().flatten().collect::<Vec<_>>())
             } else {
@@ -289,14 +289,14 @@ impl Share {
             mixer + feed_forward
         });
         // A head that is the table of embeddings, too, is there besides.
-        let head = weights.own_head().filter(|_| self.division.head).map_or(0, |head| packed_bytes(&head.weight));
-        let n_cards = self.division.n_cards as u64;
-        (layers.sum::<u64>() + head) / n_cards * (n_cards - 1)
+        let head = weights.own_head().filter(|_| self.plan.head).map_or(0, |head| packed_bytes(&head.weight));
+        let n_ranks = self.plan.n_ranks as u64;
+        (layers.sum::<u64>() + head) / n_ranks * (n_ranks - 1)
     }
 
     /// The output head's own rows.
     pub(crate) fn head(&self, head: &Linear) -> Tensor {
-        head.weight.rows(self.division.vocabulary(head.weight.n_rows())[self.rank].clone())
+        head.weight.rows(self.plan.vocabulary(head.weight.n_rows())[self.rank].clone())
     }
 }
 

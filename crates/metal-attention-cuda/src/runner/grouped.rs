@@ -1,10 +1,10 @@
 //! Products of rows each with a matrix of its own: those of experts, or of heads.
 
-use super::Steps;
-use super::product::{BUSY_WARPS, PANELS_AHEAD, WARPS, power_of_two, shared_of};
+use super::ModelRunner;
+use super::linear::{BUSY_WARPS, PANELS_AHEAD, WARPS, gemv_shared_bytes, previous_power_of_two};
 use crate::CudaError;
-use crate::args::{GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, Output, SortArgs};
-use crate::launch::Grid;
+use crate::args::{Epilogue, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, SortArgs};
+use crate::launch::LaunchGrid;
 use crate::matrix::{PANEL, TILE};
 use crate::stack::CudaStack;
 
@@ -22,7 +22,7 @@ const MANY_ITEMS: usize = 64;
 
 /// Items sorted by group, in slots; each group begins with a tile of 8.
 #[derive(Clone, Copy)]
-pub(super) struct Sorted {
+pub(super) struct SortedItems {
     items: u64,
     work: u64,
     n_work: u64,
@@ -49,13 +49,13 @@ pub(super) fn packed_elements(n_items: usize, n_groups: usize, width: usize) -> 
 
 /// A product of items, each a row with the matrix of its group.
 #[derive(Clone, Copy)]
-pub(super) struct Grouped<'a> {
+pub(super) struct GroupedLinearOp<'a> {
     pub(super) what: &'static str,
     /// GATED: the gates.
     pub(super) first: &'a CudaStack,
     /// Its rows follow those of the first; GATED: the ups.
     pub(super) second: Option<&'a CudaStack>,
-    pub(super) output: Output,
+    pub(super) epilogue: Epilogue,
     pub(super) activation: u32,
     /// Where the group of each item lies; 0: group `i mod n` for item `i`.
     pub(super) groups: u64,
@@ -68,21 +68,21 @@ pub(super) struct Grouped<'a> {
     pub(super) y_stride: usize,
 }
 
-impl Steps {
+impl ModelRunner {
     /// All `n_items` items, as exact as F32.
-    pub(super) fn grouped(&mut self, p: &Grouped<'_>, n_items: usize) -> Result<(), CudaError> {
+    pub(super) fn grouped(&mut self, p: &GroupedLinearOp<'_>, n_items: usize) -> Result<(), CudaError> {
         let (n_in, first) = (p.first.n_in(), p.first.args());
         let second = p.second.map_or(first, CudaStack::args);
         let n_panels = n_in.div_ceil(PANEL);
         let n_tiles = p.first.n_rows.div_ceil(TILE);
         let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
-        let warps_a_tile = power_of_two(BUSY_WARPS.div_ceil(n_tiles * n_items).clamp(1, most));
+        let warps_a_tile = previous_power_of_two(BUSY_WARPS.div_ceil(n_tiles * n_items).clamp(1, most));
         let n_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
         // A block makes its input once, however many tiles it goes through.
         let blocks = (2 * self.gpu.summary().n_sm).div_ceil(n_items).clamp(1, n_groups);
-        let parts = if p.second.is_some() && p.output != Output::Gated { 2 } else { 1 };
+        let parts = if p.second.is_some() && p.epilogue != Epilogue::Gated { 2 } else { 1 };
         let formats = [p.first.format(), p.second.map_or(p.first.format(), CudaStack::format)];
-        let shared = shared_of(formats.into_iter(), n_panels, 1);
+        let shared = gemv_shared_bytes(formats.into_iter(), n_panels, 1);
         for first_item in (0..n_items).step_by(MOST_ITEMS) {
             let args = GroupedMatvecArgs {
                 matrices: [first.0, second.0],
@@ -98,12 +98,12 @@ impl Steps {
                 y_stride: p.y_stride as u32,
                 first_item: first_item as u32,
                 warps_a_tile: warps_a_tile as u32,
-                output: p.output as u32,
+                output: p.epilogue as u32,
                 activation: p.activation,
                 unused: 0,
             };
             let n = (n_items - first_item).min(MOST_ITEMS);
-            let grid = Grid { blocks: [blocks, n, parts], threads: 32 * WARPS, shared };
+            let grid = LaunchGrid { blocks: [blocks, n, parts], threads: 32 * WARPS, shared };
             self.launch("grouped_matvec", p.what, grid, &args)?;
         }
         Ok(())
@@ -112,7 +112,7 @@ impl Steps {
     /// Whether `n_items` items of `n_tokens` tokens are better sorted.
     pub(super) fn sorts(&self, n_tokens: usize, n_items: usize, n_groups: usize) -> bool {
         let worth = n_items >= 2 * n_groups || n_tokens >= MANY_TOKENS;
-        !self.is_exact(n_tokens) && worth && n_groups <= MAX_GROUPS
+        !self.uses_f32_inputs(n_tokens) && worth && n_groups <= MAX_GROUPS
     }
 
     /// Sorts items by group, to places of [`sorted_elements`].
@@ -122,10 +122,10 @@ impl Steps {
         n_items: usize,
         n_groups: usize,
         [items, work]: [u64; 2],
-    ) -> Result<Sorted, CudaError> {
+    ) -> Result<SortedItems, CudaError> {
         let tiles_of_work = if n_items / n_groups >= MANY_ITEMS { 16 } else { 4 };
         let n_slots = n_slots(n_items, n_groups);
-        let sorted = Sorted { items, work: work + 16, n_work: work, n_slots, n_groups, tiles_of_work };
+        let sorted = SortedItems { items, work: work + 16, n_work: work, n_slots, n_groups, tiles_of_work };
         let args = SortArgs {
             groups,
             n_items: n_items as u32,
@@ -139,7 +139,7 @@ impl Steps {
         self.launch(
             "sort_by_group",
             "",
-            Grid { blocks: [1, 1, 1], threads: MAX_GROUPS, shared: 12 * MAX_GROUPS },
+            LaunchGrid { blocks: [1, 1, 1], threads: MAX_GROUPS, shared: 12 * MAX_GROUPS },
             &args,
         )?;
         Ok(sorted)
@@ -148,7 +148,7 @@ impl Steps {
     /// Packs the rows of sorted items: item `i` has the one that begins at element `i / items_a_row * x_stride` of `x`.
     pub(super) fn gather(
         &mut self,
-        sorted: &Sorted,
+        sorted: &SortedItems,
         (x, items_a_row, x_stride): (u64, usize, usize),
         n_in: usize,
         packed: u64,
@@ -162,12 +162,12 @@ impl Steps {
             n_in: n_in as u32,
             n_slots: sorted.n_slots as u32,
         };
-        self.launch("gather", "", Grid { blocks: [sorted.n_slots, 1, 1], threads: 128, shared: 0 }, &args)
+        self.launch("gather", "", LaunchGrid { blocks: [sorted.n_slots, 1, 1], threads: 128, shared: 0 }, &args)
     }
 
     /// The product of sorted items, whose rows are packed: to the rows of items, or, GATED, packed again.
-    pub(super) fn sorted_product(&mut self, p: &Grouped<'_>, sorted: &Sorted) -> Result<(), CudaError> {
-        let (gated, first) = (p.output == Output::Gated, p.first.args());
+    pub(super) fn sorted_product(&mut self, p: &GroupedLinearOp<'_>, sorted: &SortedItems) -> Result<(), CudaError> {
+        let (gated, first) = (p.epilogue == Epilogue::Gated, p.first.args());
         let second = p.second.map_or(first, CudaStack::args);
         let args = GroupedMatmulArgs {
             matrices: [first.0, second.0],
@@ -181,7 +181,7 @@ impl Steps {
             packed: if gated { p.y } else { 0 },
             n_slots: sorted.n_slots as u32,
             n_out: p.y_stride as u32,
-            output: p.output as u32,
+            output: p.epilogue as u32,
             activation: p.activation,
         };
         let tiles = sorted.tiles_of_work;
@@ -190,12 +190,12 @@ impl Steps {
         // Parts of a product have one format in a kernel.
         let unlike = p.second.filter(|second| !gated && !second.pairs_with(p.first));
         let parts = if p.second.is_some() && !gated && unlike.is_none() { 2 } else { 1 };
-        let grid = Grid { blocks: [rows, most_work, parts], threads: 256, shared: 4 * tiles * 1024 };
+        let grid = LaunchGrid { blocks: [rows, most_work, parts], threads: 256, shared: 4 * tiles * 1024 };
         let name = |stack: &CudaStack| format!("grouped_matmul_{tiles}_{}", stack.format().name());
         self.launch(&name(p.first), p.what, grid, &args)?;
         if let Some(stack) = unlike {
             let y = p.y + 4 * p.first.n_rows as u64;
-            return self.sorted_product(&Grouped { first: stack, second: None, y, ..*p }, sorted);
+            return self.sorted_product(&GroupedLinearOp { first: stack, second: None, y, ..*p }, sorted);
         }
         Ok(())
     }

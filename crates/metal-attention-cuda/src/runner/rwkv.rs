@@ -1,0 +1,378 @@
+//! RWKV's time mixes and its channel mix, which keep a state and the input of the token before.
+
+use bytemuck::Zeroable;
+use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
+
+use super::grouped::GroupedLinearOp;
+use super::layer::SublayerOutput;
+use super::linear::{BUSY_WARPS, PANELS_AHEAD, WARPS, gemv_shared_bytes, previous_power_of_two};
+use super::recurrence::RecurrenceKernel;
+use super::{MicroBatch, ModelRunner};
+use crate::CudaError;
+use crate::args::{
+    ElementwiseFunction, Epilogue, GroupNormArgs, GroupNormKind, InputFunction, MAX_SIDE_PRODUCTS, OutputGate,
+    RowsArgs, Rwkv6Args, Rwkv7Args, Rwkv7InputsArgs, SideProductArgs, SideProductsArgs, StatesArgs, TokenShiftArgs,
+};
+use crate::device::CudaBuffer;
+use crate::launch::LaunchGrid;
+use crate::matrix::PANEL;
+use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwkv7};
+
+/// Mixed inputs, what the tokens have a say in these with, before and after it is expanded; receptance, keys, values, gate; decay
+/// before and after it is expanded; the heads' results.
+pub(super) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
+    let (width, n_kv) = (spec.width, spec.n_head_kv * spec.head_dim);
+    let (mixed, given) = (RWKV6_MIXES * width, RWKV6_MIXES * spec.mix_rank);
+    [mixed, given, mixed, width, n_kv, n_kv, width, spec.decay_rank, width, width]
+}
+
+/// Mixed inputs; receptance, keys, values; the low-rank products' middles; decay, rate, how much of the first values comes in,
+/// gate; removed keys; the heads' results.
+pub(super) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
+    let width = spec.width;
+    let ranks = [spec.decay_rank, spec.rate_rank, spec.value_rank, spec.gate_rank.unwrap_or(0)];
+    let low = ranks.iter().map(|rank| rank.next_multiple_of(ALIGNED_RANK)).sum();
+    [spec.n_mix() * width, width, width, width, low, width, width, width, width, width, width]
+}
+
+/// Mixed inputs, keys, receptance, result.
+pub(super) fn widths_of_channel_mix(spec: &ChannelMixSpec) -> [usize; 4] {
+    [spec.n_mix() * spec.n_embd, spec.width, spec.n_embd, spec.n_embd]
+}
+
+/// Elements that the middle of a low-rank product begins with a multiple of.
+const ALIGNED_RANK: usize = 4;
+
+/// Elements of an input that goes through a function on its way: `MAX_CHANGED`.
+const MAX_CHANGED: usize = 1024;
+
+/// A product of one token beside others.
+struct SideProduct<'w> {
+    linear: &'w CudaLinear,
+    x: u64,
+    y: u64,
+    function: InputFunction,
+}
+
+/// A product through a small middle.
+struct LowRank<'w> {
+    weights: &'w CudaLowRank,
+    /// What the middle goes through.
+    function: Option<ElementwiseFunction>,
+    x: u64,
+    middle: u64,
+    y: u64,
+}
+
+/// A token shift.
+struct TokenShift {
+    states: StatesArgs,
+    lerps: u64,
+    /// What tokens add to these; 0: nothing.
+    more: u64,
+    out: u64,
+    width: usize,
+    n_mix: usize,
+    /// Whether the row of the token before goes on.
+    advance: bool,
+}
+
+/// Where of mixed inputs of `width` those of mix `m` lie.
+fn mix_address(batch: MicroBatch<'_>, mixed: u64, width: usize, m: usize) -> u64 {
+    mixed + 4 * (m * batch.size.n_tokens * width) as u64
+}
+
+impl<'w> LowRank<'w> {
+    fn first(&self) -> SideProduct<'w> {
+        SideProduct { linear: &self.weights.down, x: self.x, y: self.middle, function: InputFunction::AsItLies }
+    }
+
+    fn second(&self) -> SideProduct<'w> {
+        let function = match self.function {
+            None => InputFunction::AsItLies,
+            Some(ElementwiseFunction::Tanh) => InputFunction::Tanh,
+            Some(ElementwiseFunction::Sigmoid) => InputFunction::Sigmoid,
+            Some(ElementwiseFunction::Squared | ElementwiseFunction::SigmoidTimes) => {
+                unreachable!("the middle of a low-rank product")
+            }
+        };
+        SideProduct { linear: &self.weights.up, x: self.middle, y: self.y, function }
+    }
+}
+
+impl SideProduct<'_> {
+    /// Whether it can go beside others.
+    fn can_run_beside(&self) -> bool {
+        let n_in = self.linear.weight.n_in;
+        let changes = self.function != InputFunction::AsItLies;
+        self.linear.bias.is_none() && n_in.is_multiple_of(4) && (n_in <= MAX_CHANGED || !changes)
+    }
+}
+
+impl ModelRunner {
+    /// Products of one token in a launch.
+    fn side_products(&mut self, what: &'static str, products: &[SideProduct<'_>]) -> Result<(), CudaError> {
+        let n_tiles: usize = products.iter().map(|product| product.linear.weight.n_tiles()).sum();
+        let n_sm = self.gpu.summary().n_sm;
+        // Warps of a tile, groups of tiles that a block takes at once, and panels of each, of which a block has one after the other.
+        let shares = products.iter().map(|product| {
+            let matrix = &product.linear.weight;
+            let n_panels = matrix.n_in.div_ceil(PANEL);
+            let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
+            let warps_a_tile =
+                previous_power_of_two(BUSY_WARPS.div_ceil(n_tiles).clamp(1, most).next_power_of_two().min(most));
+            let groups = matrix.n_tiles().div_ceil(WARPS / warps_a_tile);
+            (warps_a_tile, groups, groups * n_panels.div_ceil(warps_a_tile))
+        });
+        let shares: Vec<_> = shares.collect();
+        let work: usize = shares.iter().map(|(_, _, work)| work).sum();
+        let mut args = SideProductsArgs::zeroed();
+        let (mut n_blocks, mut shared) = (0, 0);
+        for ((to, product), (warps_a_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
+            let matrix = &product.linear.weight;
+            n_blocks += (n_sm * panels).div_ceil(work).clamp(1, groups);
+            shared = shared.max(gemv_shared_bytes([matrix.format].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
+            *to = SideProductArgs {
+                matrix: matrix.args(0),
+                x: product.x,
+                y: product.y,
+                n_in: matrix.n_in as u32,
+                end: n_blocks as u32,
+                warps_a_tile: warps_a_tile as u32,
+                function: product.function as u32,
+            };
+        }
+        assert!(products.len() <= MAX_SIDE_PRODUCTS, "{} products", products.len());
+        let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
+        self.launch("side_products", what, grid, &args)
+    }
+
+    /// `out` of the normalised state.
+    fn shift(&mut self, batch: MicroBatch<'_>, shift: &TokenShift) -> Result<(), CudaError> {
+        let (runs, _) = Self::runs(batch);
+        let args = TokenShiftArgs {
+            runs,
+            states: shift.states,
+            x: self.buffers.h.ptr(),
+            lerps: shift.lerps,
+            more: shift.more,
+            out: shift.out,
+            width: shift.width as u32,
+            n_mix: shift.n_mix as u32,
+            n_tokens: batch.size.n_tokens as u32,
+            advance: u32::from(shift.advance),
+        };
+        self.launch("token_shift", "", Self::channels_of_runs(batch, shift.width), &args)
+    }
+
+    /// `y = up f(down x)`, through `middle`.
+    fn low_rank(
+        &mut self,
+        batch: MicroBatch<'_>,
+        w: &CudaLowRank,
+        function: Option<ElementwiseFunction>,
+        [x, middle, y]: [u64; 3],
+    ) -> Result<(), CudaError> {
+        self.store_rows(batch, "low rank", &w.down, x, middle)?;
+        if let Some(function) = function {
+            self.elementwise(batch, function, middle, 0, w.down.weight.n_rows)?;
+        }
+        self.store_rows(batch, "low rank", &w.up, middle, y)
+    }
+
+    /// The time mix of layer `i`, RWKV-6's. Its states are a matrix for each head, then the input of the last token.
+    pub(super) fn rwkv6<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaRwkv6,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
+        let [mixed, given, more, r, k, v, gate, low, decay, heads] = self.scratch_rows(batch, widths6(spec));
+        let states = batch.recurrent.of_layer(i, width * dim);
+        // Tokens have a say in how far each goes towards the one before, which is read twice.
+        let once = TokenShift { states, lerps: w.lerp_x.ptr(), more: 0, out: mixed, width, n_mix: 1, advance: false };
+        self.shift(batch, &once)?;
+        self.store_rows(batch, "token shift", &w.mix_down, mixed, given)?;
+        self.elementwise(batch, ElementwiseFunction::Tanh, given, 0, RWKV6_MIXES * spec.mix_rank)?;
+        let up = GroupedLinearOp {
+            what: "token shift",
+            first: &w.mix_up,
+            second: None,
+            epilogue: Epilogue::Store,
+            activation: 0,
+            groups: 0,
+            x: given,
+            items_a_row: 1,
+            x_stride: spec.mix_rank,
+            y: more,
+            y_stride: width,
+        };
+        self.grouped(&up, RWKV6_MIXES * batch.size.n_tokens)?;
+        self.shift(batch, &TokenShift { lerps: w.lerps.ptr(), more, n_mix: RWKV6_MIXES, advance: true, ..once })?;
+        // Mixed inputs are those of w, k, v, r, g.
+        let of_mix = |m: usize| mix_address(batch, mixed, width, m);
+        self.low_rank(batch, &w.decay, Some(ElementwiseFunction::Tanh), [of_mix(0), low, decay])?;
+        for (linear, m, y) in [(&w.key, 1, k), (&w.value, 2, v), (&w.receptance, 3, r), (&w.gate, 4, gate)] {
+            self.store_rows(batch, "time mix", linear, of_mix(m), y)?;
+        }
+        let args = Rwkv6Args {
+            walk: Self::scan_args(
+                batch,
+                RecurrenceKernel::RWKV6,
+                batch.recurrent.of_layer(i, 0),
+                heads,
+                [n_head, dim, dim],
+            ),
+            r,
+            k,
+            v,
+            decay,
+            decay_bias: w.decay_bias.ptr(),
+            bonus: w.bonus.as_ref().map_or(0, CudaBuffer::ptr),
+            n_head_kv: spec.n_head_kv as u32,
+            unused: 0,
+        };
+        self.launch_scan(batch, RecurrenceKernel::RWKV6, &args.walk, &args)?;
+        let kind = if spec.bonus { OutputGate::Silu } else { OutputGate::Sigmoid };
+        let norm = GroupNormArgs { x: heads, out: heads, ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim) };
+        let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
+        self.group_norm(batch, &norm)?;
+        let input = self.rows_input(batch, heads, width, None)?;
+        Ok(SublayerOutput::Product { what: "time mix output", linear: &w.out, input })
+    }
+
+    /// The same of RWKV-7.
+    pub(super) fn rwkv7<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaRwkv7,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
+        let [mixed, r, k, v, low, decay, rate, value_mix, gate, kappa, heads] = self.scratch_rows(batch, widths7(spec));
+        let states = batch.recurrent.of_layer(i, width * dim);
+        let lerps = w.lerps.ptr();
+        self.shift(
+            batch,
+            &TokenShift { states, lerps, more: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
+        )?;
+        // Mixed inputs are those of r, w, k, v, a, g.
+        let of_mix = |m: usize| mix_address(batch, mixed, width, m);
+        let large = [(&w.receptance, 0, r), (&w.key, 2, k), (&w.value, 3, v)];
+        let value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
+        let small = [
+            (Some(&w.decay), Some(ElementwiseFunction::Tanh), 1, decay),
+            (Some(&w.rate), None, 4, rate),
+            (value, None, 3, value_mix),
+            (w.gate.as_ref(), Some(ElementwiseFunction::Sigmoid), 5, gate),
+        ];
+        let mut at = low;
+        let small = small.into_iter().filter_map(|(weights, function, m, y)| weights.map(|w| (w, function, m, y)));
+        let small: Vec<_> = small
+            .map(|(weights, function, m, y)| {
+                let middle = at;
+                at += 4 * weights.down.weight.n_rows.next_multiple_of(ALIGNED_RANK) as u64;
+                LowRank { weights, function, x: of_mix(m), middle, y }
+            })
+            .collect();
+        let first =
+            large.map(|(linear, m, y)| SideProduct { linear, x: of_mix(m), y, function: InputFunction::AsItLies });
+        let first: Vec<_> = first.into_iter().chain(small.iter().map(LowRank::first)).collect();
+        let second: Vec<_> = small.iter().map(LowRank::second).collect();
+        // `exact` steps have the same bits however many tokens there are.
+        if !self.exact && batch.size.n_tokens == 1 && first.iter().chain(&second).all(SideProduct::can_run_beside) {
+            self.side_products("time mix", &first)?;
+            self.side_products("low rank", &second)?;
+        } else {
+            for (linear, m, y) in large {
+                self.store_rows(batch, "time mix", linear, of_mix(m), y)?;
+            }
+            for LowRank { weights, function, x, middle, y } in small {
+                self.low_rank(batch, weights, function, [x, middle, y])?;
+            }
+        }
+        let inputs = Rwkv7InputsArgs {
+            decay,
+            rate,
+            k,
+            v,
+            kappa,
+            decay_bias: w.decay_bias.ptr(),
+            rate_bias: w.rate_bias.ptr(),
+            removed: w.removed.ptr(),
+            kept: w.kept.ptr(),
+            first_value: self.buffers.first_value.ptr(),
+            value_mix: if w.first_value.is_some() { value_mix } else { 0 },
+            value_bias: w.first_value.as_ref().map_or(0, |(_, bias)| bias.ptr()),
+            n_head: n_head as u32,
+            head_dim: dim as u32,
+        };
+        let grid = LaunchGrid { blocks: [n_head.div_ceil(4), batch.size.n_tokens, 1], threads: 128, shared: 0 };
+        self.launch("rwkv7_inputs", "", grid, &inputs)?;
+        let walk =
+            Self::scan_args(batch, RecurrenceKernel::RWKV7, batch.recurrent.of_layer(i, 0), heads, [n_head, dim, dim]);
+        self.launch_scan(
+            batch,
+            RecurrenceKernel::RWKV7,
+            &walk,
+            &Rwkv7Args { walk, r, decay, k, v, a: kappa, b: rate },
+        )?;
+        let norm = GroupNormArgs {
+            x: heads,
+            out: heads,
+            r,
+            k,
+            v,
+            factor: w.bonus.ptr(),
+            ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim)
+        };
+        let kind = if w.gate.is_some() { OutputGate::AsItIs } else { OutputGate::None };
+        let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
+        self.group_norm(batch, &norm)?;
+        let input = self.rows_input(batch, heads, width, None)?;
+        Ok(SublayerOutput::Product { what: "time mix output", linear: &w.out, input })
+    }
+
+    /// The channel mix of layer `i`.
+    pub(super) fn channel_mix<'w>(
+        &mut self,
+        batch: MicroBatch<'_>,
+        i: usize,
+        w: &'w CudaChannelMix,
+    ) -> Result<SublayerOutput<'w>, CudaError> {
+        let spec = &w.spec;
+        let [mixed, keys, receptance, result] = self.scratch_rows(batch, widths_of_channel_mix(spec));
+        let states = batch.recurrent.of_layer(i, w.state);
+        let (lerps, width, n_mix) = (w.lerps.ptr(), spec.n_embd, spec.n_mix());
+        self.shift(batch, &TokenShift { states, lerps, more: 0, out: mixed, width, n_mix, advance: true })?;
+        self.store_rows(batch, "channel mix keys", &w.key, mixed, keys)?;
+        self.elementwise(batch, ElementwiseFunction::Squared, keys, 0, spec.width)?;
+        let Some(linear) = &w.receptance else {
+            let input = self.rows_input(batch, keys, spec.width, None)?;
+            return Ok(SublayerOutput::Product { what: "channel mix values", linear: &w.value, input });
+        };
+        self.store_rows(batch, "channel mix receptance", linear, mix_address(batch, mixed, width, 1), receptance)?;
+        self.store_rows(batch, "channel mix values", &w.value, keys, result)?;
+        self.elementwise(batch, ElementwiseFunction::SigmoidTimes, result, receptance, spec.n_embd)?;
+        Ok(SublayerOutput::Rows(result))
+    }
+}
+
+/// The norm of each head's result.
+fn head_norm(norm: Option<&[CudaBuffer; 2]>, eps: f32, n_head: usize, dim: usize) -> GroupNormArgs {
+    let kind = if norm.is_some() { GroupNormKind::Layer } else { GroupNormKind::None };
+    let [weight, bias] = norm.map_or([0; 2], |norm| norm.each_ref().map(CudaBuffer::ptr));
+    GroupNormArgs {
+        weight,
+        bias,
+        n: dim as u32,
+        n_group: n_head as u32,
+        of_groups: 1,
+        norm: kind as u32,
+        eps,
+        ..GroupNormArgs::zeroed()
+    }
+}
