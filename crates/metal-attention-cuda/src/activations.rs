@@ -1,4 +1,4 @@
-//! What steps work with, made at load.
+//! [`Activations`]: the device buffers of intermediate results, allocated at load for micro-batches of up to `n_ubatch` tokens.
 
 use std::sync::Arc;
 
@@ -10,42 +10,48 @@ use crate::device::{CudaBuffer, CudaDevice};
 use crate::matrix::PANEL;
 use crate::runner::{TOP_K, scratch_elements, split_bytes, top_k_bytes};
 
-/// Most tokens of which something is wanted at once.
+/// Most output tokens of a micro-batch.
 pub(crate) const MAX_OUTPUTS: usize = 256;
 
-/// Blocks of attention of one token, or of a few, as far as splits make more of them: as many as a large GPU runs at a time.
+/// Blocks that attention over a few tokens is split into, by split-KV: as many as a large GPU runs at the same time.
 pub(crate) const ATTENTION_BLOCKS: usize = 264;
-/// Most splits of a token's positions.
+/// Most parts that the positions of one token are split into.
 pub(crate) const MAX_SPLITS: usize = 32;
-/// Blocks that look for the largest logit of a row.
+/// Blocks that search one row of logits for the highest.
 pub(crate) const ARGMAX_BLOCKS: usize = 128;
 
-/// The widest rows of a model.
+/// The largest widths over all layers of a model, in elements of one token unless stated otherwise.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Widths {
     n_embd: usize,
     n_vocab: usize,
+    /// Queries (with their gates), keys and values.
     qkv: usize,
+    /// The result of attention, `n_head * head_dim`.
     attention: usize,
+    /// The inner width of dense feed-forwards and shared experts.
     n_ff: usize,
+    /// Query heads.
     n_head: usize,
-    /// Elements of a head's partial result.
+    /// A split-KV partial result of one head: the weighted sum, the largest score and the sum of the weights.
     partial: usize,
-    /// Queries that are made apart.
+    /// Queries that a kernel of their own makes (`QkvKernels::Separate`).
     queries: usize,
-    /// Gate and up of feed-forwards that do not go through the activation on the way.
+    /// Gate and up, where the product does not apply the activation itself.
     gate_up: usize,
-    /// Embeddings of all layers of a token.
+    /// The per-layer embeddings of all layers.
     own_inputs: usize,
-    /// Residual streams, and the rank of what is learned beside attention.
+    /// Residual streams (`AltUp`).
     n_streams: usize,
+    /// The rank of the low-rank residual beside attention (`LAuReL`).
     laurel_rank: usize,
-    /// Elements of all rows that mixers and experts work on, of as many tokens as there is room for, and the widest row.
+    /// Scratch of one mixer or expert sublayer, for all tokens of a micro-batch together.
     rows: usize,
+    /// The widest single row in that scratch.
     row: usize,
-    /// Elements of the first layer's values, where others read them.
+    /// The first layer's values, which later layers read (RWKV-7).
     first_value: usize,
-    /// Key heads of recurrences.
+    /// Key heads or groups of recurrent mixers.
     n_key_head: usize,
 }
 
@@ -108,70 +114,86 @@ impl Widths {
     }
 }
 
-/// Buffers of a step over `n_tokens` tokens at most, `n_outputs` of them with results.
+/// Device buffers of the intermediate results of a micro-batch.
+///
+/// Rows are F32 and in the order of the batch's tokens, unless stated otherwise. A buffer `packed_..` has the same rows as F16, in the
+/// order in which the tensor-core products read them: tiles of 8 tokens times panels of 64 elements (`packed_input` of
+/// `kernels/common.cuh`).
 #[derive(Debug)]
 pub(crate) struct Activations {
+    /// Most tokens of a micro-batch.
     pub(crate) n_tokens: usize,
+    /// Most output tokens of a micro-batch.
     pub(crate) n_outputs: usize,
-    /// The batch, as `TokenArgs`.
+    /// The tokens, `TokenArgs` each.
     pub(crate) tokens: CudaBuffer,
-    /// Places of the wanted tokens in it.
+    /// The indices of the output tokens in the batch, u32 `[n_outputs]`.
     pub(crate) output_rows: CudaBuffer,
-    /// Tiles of queries, as `QueryTileArgs`.
+    /// The query tiles of prefill attention, `QueryTileArgs` each.
     pub(crate) query_tiles: CudaBuffer,
-    /// The residual stream, F32 `[n_tokens, n_embd]`.
+    /// The residual stream, `[n_tokens, n_embd]`.
     pub(crate) x: CudaBuffer,
-    /// The same through a norm, as products of many tokens take it.
+    /// The normalised residual stream, packed.
     pub(crate) packed_x: CudaBuffer,
-    /// The same in F32, where a product does not take the norm on its way, `[n_tokens, n_embd]`.
+    /// The normalised residual stream, `[n_tokens, n_embd]`, where the product that reads it does not apply the norm itself.
     pub(crate) h: CudaBuffer,
-    /// What a mixer or a feed-forward gives, where it is not added to the stream at once, `[n_tokens, n_embd]`.
+    /// The result of a mixer or feed-forward before its norm or its sum over the ranks, `[n_tokens, n_embd]`.
     pub(crate) result: CudaBuffer,
-    /// Queries that are made apart, `[n_tokens, n_head * head_dim]`.
+    /// Queries after norm and RoPE, `[n_tokens, n_head * head_dim]`, where a separate kernel makes them.
     pub(crate) queries: CudaBuffer,
-    /// Gate and up, or a gate alone, `[n_tokens, ..]`.
+    /// Gate and up before the activation, `[n_tokens, 2 * n_ff]`, or a gate alone.
     pub(crate) gate_up: CudaBuffer,
-    /// Of each layer the input of its own embedding, `[n_tokens, n_layer * width]`, and what is projected to it.
+    /// The per-layer embeddings of all layers, `[n_tokens, n_layer * width]`.
     pub(crate) own_inputs: CudaBuffer,
+    /// The projection of the token embedding that is added to them, of the same shape.
     pub(crate) own_projected: CudaBuffer,
-    /// Residual streams, `[n_tokens, n_streams, n_embd]`, what chooses among them, `[n_tokens, n_streams]`, and what is learned
-    /// beside attention, `[n_tokens, rank]` and `[n_tokens, n_embd]`.
+    /// The residual streams of `AltUp`, `[n_tokens, n_streams, n_embd]`.
     pub(crate) streams: CudaBuffer,
+    /// The router of these streams, `[n_tokens, n_streams]`.
     pub(crate) router: CudaBuffer,
+    /// The inner row of `LAuReL`, `[n_tokens, laurel_rank]`.
     pub(crate) laurel_small: CudaBuffer,
+    /// The result of `LAuReL`, `[n_tokens, n_embd]`.
     pub(crate) laurel: CudaBuffer,
-    /// Rows that mixers and experts work on.
+    /// Scratch of the mixer or the experts that run (`runner/scratch.rs`).
     pub(crate) rows: CudaBuffer,
-    /// The first layer's values, F32 `[n_tokens, ..]` (RWKV-7).
+    /// The first layer's values, `[n_tokens, width]` (RWKV-7).
     pub(crate) first_value: CudaBuffer,
-    /// Rows on their way to a product, packed.
+    /// Rows of the scratch that the next product reads, packed.
     pub(crate) packed_rows: CudaBuffer,
-    /// Queries, keys and values, F32 `[n_tokens, ..]`.
+    /// Queries, keys and values before norm and RoPE, `[n_tokens, qkv]`.
     pub(crate) qkv: CudaBuffer,
-    /// What attention gives, F32 `[n_tokens, n_head * head_dim]`.
+    /// The result of attention, `[n_tokens, n_head * head_dim]`.
     pub(crate) att: CudaBuffer,
+    /// The result of attention, packed.
     pub(crate) packed_att: CudaBuffer,
-    /// What goes into the feed-forward's last product, F32 `[a few, n_ff]`.
+    /// The input of the feed-forward's last product, `[n_tokens, n_ff]`.
     pub(crate) gated: CudaBuffer,
+    /// The same, packed.
     pub(crate) packed_gated: CudaBuffer,
-    /// States after the last norm, F32 `[n_outputs, n_embd]`.
+    /// The hidden vectors of the output tokens after the last norm, `[n_outputs, n_embd]`.
     pub(crate) hidden: CudaBuffer,
-    /// F32 `[n_outputs, n_vocab]`.
+    /// The logits of the output tokens, `[n_outputs, n_vocab]`.
     pub(crate) logits: CudaBuffer,
+    /// The highest logit of each block of argmax, u64 `[n_outputs, ARGMAX_BLOCKS]`.
     pub(crate) best: CudaBuffer,
-    /// The highest logits, ranks `[n_outputs, TOP_K]`, and those of chunks.
+    /// The highest logits, u64 `[n_outputs, TOP_K]`: a logit and its id each (`rank_of` of `kernels/rank.cuh`).
     pub(crate) top_k: CudaBuffer,
+    /// The highest logits of each part of the vocabulary, before they are merged.
     pub(crate) top_k_lists: CudaBuffer,
+    /// Partial results of split-KV attention.
     pub(crate) partial: CudaBuffer,
-    /// Sums of products whose columns several blocks share out.
+    /// Partial sums of split-K products.
     pub(crate) split_sums: CudaBuffer,
-    /// Counters of these, of attention, recurrences and routers, and of argmax and the highest logits, zero between kernels.
+    /// Counters by which the last block of a split-K product knows that it is the last, u32, as the two below zero between kernels.
     pub(crate) split_tickets: CudaBuffer,
+    /// Counters of attention, recurrences and routers.
     pub(crate) tickets: CudaBuffer,
+    /// Counters of argmax and of the highest logits.
     pub(crate) argmax_tickets: CudaBuffer,
 }
 
-/// Bytes of `n_tokens` packed rows of `width` elements.
+/// Bytes of `n_tokens` packed F16 rows of `width` elements: rows padded to panels, tokens to tiles of 8.
 pub(crate) fn packed(width: usize, n_tokens: usize) -> usize {
     2 * width.next_multiple_of(PANEL) * n_tokens.next_multiple_of(8)
 }
@@ -220,7 +242,7 @@ impl Activations {
         })
     }
 
-    /// What they take, about.
+    /// An estimate of the bytes of all buffers.
     pub(crate) fn bytes(w: &Widths, n_tokens: usize) -> u64 {
         let rows = n_tokens
             * (4 * (4 * w.n_embd + w.qkv + 2 * w.attention + w.n_ff + w.gate_up)
@@ -233,12 +255,13 @@ impl Activations {
     }
 }
 
-/// Into how many parts the positions of each of `n_tokens` tokens are split where a token has so many blocks without.
+/// The number of parts that each token's positions are split into (split-KV), for `n_tokens` tokens of `blocks` blocks each
+/// without splits.
 pub(crate) fn n_splits(n_tokens: usize, blocks: usize) -> usize {
     (ATTENTION_BLOCKS / (blocks * n_tokens).max(1)).clamp(1, MAX_SPLITS)
 }
 
-/// Partial results of a head: tokens times splits at most.
+/// Partial results of one head: at most this many tokens times splits.
 fn partial_rows(n_tokens: usize) -> usize {
     n_tokens.max(ATTENTION_BLOCKS)
 }

@@ -92,7 +92,7 @@ impl Decode {
         let short = cache.cache_type == CacheType::F16;
         let named = spec.n_vocab <= MAX_VOCAB;
         let divided = shard.is_none_or(|shard| shard.plan.shards_all(spec));
-        if !summary.has_wide()
+        if !summary.has_wgmma()
             || !plain
             || !named
             || !short

@@ -1,6 +1,10 @@
-//! How a model is shared out among cards (tensor parallelism, arXiv 1909.08053): of attention each has some heads, of a
-//! feed-forward some of its width, of the output head some of the vocabulary. Each card's share is a smaller model, which the same
-//! steps run; only its last products give parts of sums.
+//! Sharding a model over ranks (tensor parallelism as in Megatron-LM, arXiv 1909.08053).
+//!
+//! [`ShardingPlan`] decides which parts of a model are sharded; [`Shard`] gives one rank its smaller [`ModelSpec`] and weights,
+//! which the rank runs like any model. Attention is sharded by heads, a feed-forward or expert by its inner width, the output
+//! head by rows of the vocabulary. The first products of a sublayer lose rows, the last one loses columns, so that its result
+//! is a partial sum, which the ranks add up (`runner/collectives.rs`). Parts that cannot be sharded are replicated: each rank
+//! has all of their weights and computes the same result.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,112 +19,123 @@ use crate::CudaError;
 use crate::args::MAX_RANKS;
 use crate::matrix::{PANEL, TILE, packed_bytes};
 
-/// Which parts of a model are shared out; each card has the others whole, and computes what the others do.
+/// The parts of a model that are sharded; all others are replicated on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShardingPlan {
+    /// The number of ranks.
     pub(crate) n_ranks: usize,
-    /// Attention, in layers that have nothing beside it.
+    /// Whether attention is sharded, in layers whose mixer is attention alone.
     pub(crate) attention: bool,
-    /// The feed-forward of each layer.
+    /// Whether the feed-forward is sharded, for each layer.
     pub(crate) feed_forwards: Vec<bool>,
-    /// The output head.
+    /// Whether the output head is sharded.
     pub(crate) head: bool,
 }
 
-/// What one of the cards has.
+/// One rank's part of a model.
 #[derive(Debug, Clone)]
 pub(crate) struct Shard {
+    /// The plan that all ranks share.
     pub(crate) plan: Arc<ShardingPlan>,
-    /// Its place among the cards.
+    /// The index of the rank, from 0.
     pub(crate) rank: usize,
 }
 
-/// The `rank`-th of `n_ranks` parts of `n` units, as equal as they can be.
-fn part_of(n: usize, rank: usize, n_ranks: usize) -> Range<usize> {
+/// The `rank`-th of `n_ranks` parts of `n` units, as equal as possible.
+fn part_range(n: usize, rank: usize, n_ranks: usize) -> Range<usize> {
     n * rank / n_ranks..n * (rank + 1) / n_ranks
 }
 
-/// The same of `n` elements in whole units, the last of which may be shorter; `None` where somebody would get nothing.
-fn units_of(n: usize, unit: usize, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
+/// The `rank`-th of `n_ranks` parts of `n` elements, cut at multiples of `unit`; the last unit may be shorter. `None` if a rank
+/// would get nothing.
+fn unit_range(n: usize, unit: usize, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
     let n_units = n.div_ceil(unit.max(1));
-    let part = part_of(n_units, rank, n_ranks);
+    let part = part_range(n_units, rank, n_ranks);
     (n_units >= n_ranks).then(|| part.start * unit..(part.end * unit).min(n))
 }
 
-/// The heads of queries and of keys and values that a card has. Where there are fewer of the latter than cards several have the same.
-fn heads(of: &AttentionSpec, rank: usize, n_ranks: usize) -> Option<(Range<usize>, Range<usize>)> {
-    let (n_kv, group) = (of.n_head_kv, of.n_head / of.n_head_kv.max(1));
+/// The query heads and the KV heads of a rank. If there are fewer KV heads than ranks, several ranks have copies of the same KV
+/// head and share its query heads. `None` if the heads cannot be divided so.
+fn head_ranges(spec: &AttentionSpec, rank: usize, n_ranks: usize) -> Option<(Range<usize>, Range<usize>)> {
+    let (n_kv, group) = (spec.n_head_kv, spec.n_head / spec.n_head_kv.max(1));
     if n_kv >= n_ranks {
-        let kv = part_of(n_kv, rank, n_ranks);
+        let kv = part_range(n_kv, rank, n_ranks);
         return Some((kv.start * group..kv.end * group, kv));
     }
-    let cards = n_ranks.is_multiple_of(n_kv.max(1)).then(|| n_ranks / n_kv.max(1))?;
-    let queries = group.is_multiple_of(cards).then(|| group / cards)?;
-    let (kv, first) = (rank / cards, rank / cards * group + rank % cards * queries);
+    let ranks_per_kv = n_ranks.is_multiple_of(n_kv.max(1)).then(|| n_ranks / n_kv.max(1))?;
+    let queries = group.is_multiple_of(ranks_per_kv).then(|| group / ranks_per_kv)?;
+    let (kv, first) = (rank / ranks_per_kv, rank / ranks_per_kv * group + rank % ranks_per_kv * queries);
     Some((first..first + queries, kv..kv + 1))
 }
 
-/// The columns of `down`, and rows of gate and up, that a card has.
-fn width(of: &Dense, down: &Tensor, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
-    match of.activation {
+/// The columns of `down`, and the rows of gate and up, that a rank has: whole panels where there are enough, else whole
+/// quantisation blocks. `None` if the width cannot be divided so.
+fn width_range(spec: &Dense, down: &Tensor, rank: usize, n_ranks: usize) -> Option<Range<usize>> {
+    match spec.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => {}
-        // It looks at the whole row.
+        // Its threshold depends on the whole row.
         Activation::SparseGelu { n_std: _ } => return None,
     }
     let block = down.ty().block_len();
-    let finer = || units_of(of.n_ff, block.max(4), rank, n_ranks).filter(|_| of.n_ff.is_multiple_of(4));
-    units_of(of.n_ff, block.max(PANEL), rank, n_ranks).or_else(finer)
+    let finer = || unit_range(spec.n_ff, block.max(4), rank, n_ranks).filter(|_| spec.n_ff.is_multiple_of(4));
+    unit_range(spec.n_ff, block.max(PANEL), rank, n_ranks).or_else(finer)
 }
 
-fn can_shard_attention(of: &AttentionSpec, w: &AttentionWeights, n_ranks: usize) -> bool {
-    let by_head = match of.positions {
+/// Whether attention can be sharded by heads. Norms with weights for each head and ALiBi slopes are not cut, so they rule it
+/// out. The columns of the output matrix have to be cut at whole quantisation blocks (and groups of four, which products read
+/// at once).
+fn can_shard_attention(spec: &AttentionSpec, w: &AttentionWeights, n_ranks: usize) -> bool {
+    let by_head = match spec.positions {
         Positions::None | Positions::Rope(_) => true,
         Positions::Alibi { max_bias: _ } => false,
-    } && of.qk_norm.is_none_or(|norm| match norm.over {
+    } && spec.qk_norm.is_none_or(|norm| match norm.over {
         NormOver::Head | NormOver::Unweighted => true,
         NormOver::EachHead | NormOver::Row => false,
     });
     let block = w.out.weight.ty().block_len().max(4);
     let at_blocks = |rank| {
-        heads(of, rank, n_ranks).is_some_and(|(queries, _)| {
-            let [start, end] = [queries.start, queries.end].map(|head| head * of.head_dim);
+        head_ranges(spec, rank, n_ranks).is_some_and(|(queries, _)| {
+            let [start, end] = [queries.start, queries.end].map(|head| head * spec.head_dim);
             !queries.is_empty() && start.is_multiple_of(block) && end.is_multiple_of(block)
         })
     };
     by_head && (0..n_ranks).all(at_blocks)
 }
 
-fn can_shard_feed_forward(of: &FeedForward, w: &FeedForwardWeights, n_ranks: usize) -> bool {
-    let dense =
-        |of: &Dense, w: &DenseWeights| (0..n_ranks).all(|rank| width(of, &w.down.weight, rank, n_ranks).is_some());
-    match (of, w) {
-        (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => dense(of, w),
-        (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
-            let shared = of.shared.as_ref().zip(w.shared.as_ref()).is_none_or(|(of, w)| dense(&of.dense, w));
-            // Norms of sums, and products with them, want them whole.
-            let at_once = of.own_norms.is_none() && of.latent.is_none();
-            at_once && shared && w.experts.iter().all(|expert| dense(&of.expert, expert))
+/// Whether a feed-forward can be sharded by its inner width.
+fn can_shard_feed_forward(spec: &FeedForward, w: &FeedForwardWeights, n_ranks: usize) -> bool {
+    let dense = |spec: &Dense, w: &DenseWeights| {
+        (0..n_ranks).all(|rank| width_range(spec, &w.down.weight, rank, n_ranks).is_some())
+    };
+    match (spec, w) {
+        (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => dense(spec, w),
+        (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
+            let shared = spec.shared.as_ref().zip(w.shared.as_ref()).is_none_or(|(spec, w)| dense(&spec.dense, w));
+            // A norm or a product between the experts' sum and the residual stream needs the whole sum, and not a partial one.
+            let at_once = spec.own_norms.is_none() && spec.latent.is_none();
+            at_once && shared && w.experts.iter().all(|expert| dense(&spec.expert, expert))
         }
         (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => false,
     }
 }
 
 impl ShardingPlan {
-    /// How `n_ranks` share a model out. An error where too little of it can be.
+    /// The plan for `n_ranks` ranks. An error if there are too many ranks, or if neither attention nor any feed-forward can be
+    /// sharded.
     pub(crate) fn new(spec: &ModelSpec, weights: &Weights, n_ranks: usize) -> Result<Self, CudaError> {
         if n_ranks > MAX_RANKS {
-            return Err(CudaError::TooManyRanks { n_ranks, most: MAX_RANKS });
+            return Err(CudaError::TooManyRanks { n_ranks, max: MAX_RANKS });
         }
         let layers = || spec.layers.iter().zip(&weights.layers);
         let mut mixers = layers().map(|(layer, w)| {
-            if let (Mixer::Attention(of), MixerWeights::Attention(w)) = (&layer.mixer, &w.mixer) {
-                can_shard_attention(of, w, n_ranks)
+            if let (Mixer::Attention(spec), MixerWeights::Attention(w)) = (&layer.mixer, &w.mixer) {
+                can_shard_attention(spec, w, n_ranks)
             } else {
                 true
             }
         });
-        // All or none, as layers may read each other's keys and values.
-        let attention = mixers.all(|divides| divides);
+        // All layers or none, since a layer may read another one's keys and values.
+        let attention = mixers.all(|can_shard| can_shard);
         let feed_forwards: Vec<_> =
             layers().map(|(layer, w)| can_shard_feed_forward(&layer.feed_forward, &w.feed_forward, n_ranks)).collect();
         let head = weights.output.is_some() && spec.n_vocab.div_ceil(TILE) >= n_ranks;
@@ -131,19 +146,19 @@ impl ShardingPlan {
         Ok(Self { n_ranks, attention, feed_forwards, head })
     }
 
-    /// The rows of the output head that each card has.
+    /// The rows of the output head of each rank: all of them if the head is replicated.
     pub(crate) fn vocabulary(&self, n_vocab: usize) -> Vec<Range<usize>> {
-        let rows = |rank| units_of(n_vocab, TILE, rank, self.n_ranks).filter(|_| self.head);
+        let rows = |rank| unit_range(n_vocab, TILE, rank, self.n_ranks).filter(|_| self.head);
         (0..self.n_ranks).map(|rank| rows(rank).unwrap_or(0..n_vocab)).collect()
     }
 
-    /// Whether all that has weights is shared out: every mixer, every feed-forward and the output head.
+    /// Whether every mixer, every feed-forward and the output head are sharded, as the persistent kernel requires.
     pub(crate) fn shards_all(&self, spec: &ModelSpec) -> bool {
         let mixers = spec.layers.iter().all(|layer| self.shards_mixer(&layer.mixer));
-        mixers && self.feed_forwards.iter().all(|divided| *divided) && self.head
+        mixers && self.feed_forwards.iter().all(|sharded| *sharded) && self.head
     }
 
-    /// Whether the mixer of that kind is shared out.
+    /// Whether a mixer of that kind is sharded.
     pub(crate) fn shards_mixer(&self, mixer: &Mixer) -> bool {
         match mixer {
             Mixer::Attention(_) => self.attention,
@@ -161,29 +176,29 @@ impl ShardingPlan {
 }
 
 impl Shard {
-    /// `spec` as this card has it.
+    /// The spec of this rank's shard of `spec`, the whole model: fewer heads, narrower feed-forwards.
     pub(crate) fn spec(&self, spec: &ModelSpec, weights: &Weights) -> ModelSpec {
         let (rank, n_ranks) = (self.rank, self.plan.n_ranks);
-        let mut own = spec.clone();
-        for (i, (layer, w)) in own.layers.iter_mut().zip(&weights.layers).enumerate() {
-            if let Mixer::Attention(of) = &mut layer.mixer
+        let mut sharded = spec.clone();
+        for (i, (layer, w)) in sharded.layers.iter_mut().zip(&weights.layers).enumerate() {
+            if let Mixer::Attention(spec) = &mut layer.mixer
                 && self.plan.attention
-                && let Some((queries, kv)) = heads(of, rank, n_ranks)
+                && let Some((queries, kv)) = head_ranges(spec, rank, n_ranks)
             {
-                (of.n_head, of.n_head_kv) = (queries.len(), kv.len());
+                (spec.n_head, spec.n_head_kv) = (queries.len(), kv.len());
             }
-            let narrow = |of: &mut Dense, w: &DenseWeights| {
-                of.n_ff = width(of, &w.down.weight, rank, n_ranks).map_or(of.n_ff, |columns| columns.len());
+            let narrow = |spec: &mut Dense, w: &DenseWeights| {
+                spec.n_ff = width_range(spec, &w.down.weight, rank, n_ranks).map_or(spec.n_ff, |columns| columns.len());
             };
             if !self.plan.feed_forwards[i] {
                 continue;
             }
             match (&mut layer.feed_forward, &w.feed_forward) {
-                (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => narrow(of, w),
-                (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
-                    w.experts.first().into_iter().for_each(|expert| narrow(&mut of.expert, expert));
-                    if let Some((of, w)) = of.shared.as_mut().zip(w.shared.as_ref()) {
-                        narrow(&mut of.dense, w);
+                (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => narrow(spec, w),
+                (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
+                    w.experts.first().into_iter().for_each(|expert| narrow(&mut spec.expert, expert));
+                    if let Some((spec, w)) = spec.shared.as_mut().zip(w.shared.as_ref()) {
+                        narrow(&mut spec.dense, w);
                     }
                 }
                 (
@@ -192,29 +207,30 @@ impl Shard {
                 ) => {}
             }
         }
-        own
+        sharded
     }
 
-    /// The weights of layer `i` of `spec`, the whole model, as this card has them. Rows stay where they are; columns are copied.
+    /// The weights of layer `i` of this rank. `spec` and `w` are the whole model's spec and the whole layer's weights. Cut rows
+    /// still refer to the memory of `w`; cut columns are copied.
     pub(crate) fn layer(&self, spec: &ModelSpec, i: usize, w: &LayerWeights) -> LayerWeights {
         let (layer, n_ranks) = (&spec.layers[i], self.plan.n_ranks);
-        let mut own = w.clone();
-        if let (Mixer::Attention(of), MixerWeights::Attention(w)) = (&layer.mixer, &mut own.mixer)
+        let mut sharded = w.clone();
+        if let (Mixer::Attention(spec), MixerWeights::Attention(w)) = (&layer.mixer, &mut sharded.mixer)
             && self.plan.attention
-            && let Some((queries, kv)) = heads(of, self.rank, n_ranks)
+            && let Some((queries, kv)) = head_ranges(spec, self.rank, n_ranks)
         {
-            *w = self.attention(of, w, &queries, &kv);
+            *w = self.shard_attention(spec, w, &queries, &kv);
         }
         if self.plan.feed_forwards[i] {
-            match (&layer.feed_forward, &mut own.feed_forward) {
-                (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => *w = self.dense(of, w),
-                (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
+            match (&layer.feed_forward, &mut sharded.feed_forward) {
+                (FeedForward::Dense(spec), FeedForwardWeights::Dense(w)) => *w = self.shard_dense(spec, w),
+                (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
                     let ExpertsWeights { experts, shared, .. } = &mut **w;
                     for expert in experts.iter_mut() {
-                        *expert = self.dense(&of.expert, expert);
+                        *expert = self.shard_dense(&spec.expert, expert);
                     }
-                    if let Some((of, w)) = of.shared.as_ref().zip(shared.as_mut()) {
-                        *w = self.dense(&of.dense, w);
+                    if let Some((spec, w)) = spec.shared.as_ref().zip(shared.as_mut()) {
+                        *w = self.shard_dense(&spec.dense, w);
                     }
                 }
                 (
@@ -223,57 +239,57 @@ impl Shard {
                 ) => {}
             }
         }
-        own
+        sharded
     }
 
-    fn attention(
+    fn shard_attention(
         &self,
-        of: &AttentionSpec,
+        spec: &AttentionSpec,
         w: &AttentionWeights,
         queries: &Range<usize>,
         kv: &Range<usize>,
     ) -> AttentionWeights {
         let times = |heads: &Range<usize>, n: usize| heads.start * n..heads.end * n;
-        // With each head's gate, where there is one.
-        let rows_of_query = w.q.weight.n_rows() / of.n_head;
+        // Twice as many where each head's query is followed by a gate.
+        let rows_of_query = w.q.weight.n_rows() / spec.n_head;
         AttentionWeights {
-            q: rows(&w.q, times(queries, rows_of_query)),
-            k: w.k.as_ref().map(|k| rows(k, times(kv, of.head_dim))),
-            v: w.v.as_ref().map(|v| rows(v, times(kv, of.head_dim))),
-            out: self.columns(&w.out, times(queries, of.head_dim)),
+            q: shard_rows(&w.q, times(queries, rows_of_query)),
+            k: w.k.as_ref().map(|k| shard_rows(k, times(kv, spec.head_dim))),
+            v: w.v.as_ref().map(|v| shard_rows(v, times(kv, spec.head_dim))),
+            out: self.shard_columns(&w.out, times(queries, spec.head_dim)),
             q_norm: w.q_norm.clone(),
             k_norm: w.k_norm.clone(),
             sinks: w.sinks.as_ref().map(|sinks| sinks[queries.clone()].to_vec()),
         }
     }
 
-    fn dense(&self, of: &Dense, w: &DenseWeights) -> DenseWeights {
-        let Some(own) = width(of, &w.down.weight, self.rank, self.plan.n_ranks) else { return w.clone() };
+    fn shard_dense(&self, spec: &Dense, w: &DenseWeights) -> DenseWeights {
+        let Some(columns) = width_range(spec, &w.down.weight, self.rank, self.plan.n_ranks) else { return w.clone() };
         DenseWeights {
-            gate: w.gate.as_ref().map(|gate| rows(gate, own.clone())),
-            up: rows(&w.up, own.clone()),
-            down: self.columns(&w.down, own),
+            gate: w.gate.as_ref().map(|gate| shard_rows(gate, columns.clone())),
+            up: shard_rows(&w.up, columns.clone()),
+            down: self.shard_columns(&w.down, columns),
         }
     }
 
-    /// Columns of a matrix whose products are summed over the cards; the first one adds the bias.
-    fn columns(&self, of: &Linear, columns: Range<usize>) -> Linear {
-        let ty = of.weight.ty();
+    /// The columns `columns` of a matrix whose products are partial sums; only rank 0 adds the bias.
+    fn shard_columns(&self, linear: &Linear, columns: Range<usize>) -> Linear {
+        let ty = linear.weight.ty();
         let bytes = ty.row_bytes(columns.start)..ty.row_bytes(columns.end);
-        let n_rows = of.weight.n_rows();
+        let n_rows = linear.weight.n_rows();
         let mut copied = Vec::with_capacity(n_rows * bytes.len());
         for row in 0..n_rows {
-            copied.extend_from_slice(&of.weight.row(row)[bytes.clone()]);
+            copied.extend_from_slice(&linear.weight.row(row)[bytes.clone()]);
         }
-        let weight = Tensor::in_memory(of.weight.name(), [columns.len(), n_rows], ty, &copied);
-        Linear { weight, bias: of.bias.clone().filter(|_| self.rank == 0) }
+        let weight = Tensor::in_memory(linear.weight.name(), [columns.len(), n_rows], ty, &copied);
+        Linear { weight, bias: linear.bias.clone().filter(|_| self.rank == 0) }
     }
 
-    /// About how many bytes this card has less than a card that has all.
+    /// About how many bytes of weights this rank has less than an unsharded model.
     pub(crate) fn saved_bytes(&self, weights: &Weights) -> u64 {
         let bytes = |linears: &[&Linear]| linears.iter().map(|linear| packed_bytes(&linear.weight)).sum::<u64>();
         let dense = |w: &DenseWeights| bytes(&w.gate.iter().chain([&w.up, &w.down]).collect::<Vec<_>>());
-        let layers = weights.layers.iter().zip(&self.plan.feed_forwards).map(|(layer, divided)| {
+        let layers = weights.layers.iter().zip(&self.plan.feed_forwards).map(|(layer, sharded)| {
             let mixer = if let (MixerWeights::Attention(w), true) = (&layer.mixer, self.plan.attention) {
                 let parts = [Some(&w.q), w.k.as_ref(), w.v.as_ref(), Some(&w.out)];
                 bytes(&parts.into_iter().flatten().collect::<Vec<_>>())
@@ -285,23 +301,23 @@ impl Shard {
                 FeedForwardWeights::Experts(w) => w.experts.iter().chain(&w.shared).map(dense).sum(),
                 FeedForwardWeights::ChannelMix(_) | FeedForwardWeights::None => 0,
             };
-            let feed_forward = if *divided { feed_forward } else { 0 };
+            let feed_forward = if *sharded { feed_forward } else { 0 };
             mixer + feed_forward
         });
-        // A head that is the table of embeddings, too, is there besides.
+        // An output head that is also the embedding table stays in memory whole, as the table.
         let head = weights.own_head().filter(|_| self.plan.head).map_or(0, |head| packed_bytes(&head.weight));
         let n_ranks = self.plan.n_ranks as u64;
         (layers.sum::<u64>() + head) / n_ranks * (n_ranks - 1)
     }
 
-    /// The output head's own rows.
+    /// The rows of the output head of this rank.
     pub(crate) fn head(&self, head: &Linear) -> Tensor {
         head.weight.rows(self.plan.vocabulary(head.weight.n_rows())[self.rank].clone())
     }
 }
 
-/// Rows of a matrix, and what is added to them.
-fn rows(of: &Linear, rows: Range<usize>) -> Linear {
-    let bias = of.bias.as_ref().map(|bias| bias[rows.clone()].to_vec());
-    Linear { weight: of.weight.rows(rows), bias }
+/// The rows `rows` of a matrix, with their part of the bias.
+fn shard_rows(linear: &Linear, rows: Range<usize>) -> Linear {
+    let bias = linear.bias.as_ref().map(|bias| bias[rows.clone()].to_vec());
+    Linear { weight: linear.weight.rows(rows), bias }
 }

@@ -390,11 +390,11 @@ impl ModelRunner {
         // Kernels of the other kind have one format for gate and up.
         let unlike =
             p.epilogue == Epilogue::Gated && p.matrices.iter().any(|(part, _)| part.format != p.matrices[0].0.format);
-        let has_wide = self.gpu.summary().has_wide();
-        if n_tokens <= self.few_tokens || unlike && !has_wide {
+        let has_wgmma = self.gpu.summary().has_wgmma();
+        if n_tokens <= self.few_tokens || unlike && !has_wgmma {
             return p.launches().try_for_each(|matrices| self.matmul_few(p, matrices, x, n_tokens));
         }
-        if has_wide {
+        if has_wgmma {
             return p.launches().try_for_each(|matrices| self.matmul_wide(p, matrices, x, n_tokens));
         }
         let token_tiles = n_tokens.div_ceil(8);

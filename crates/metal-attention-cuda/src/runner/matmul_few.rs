@@ -24,7 +24,7 @@ pub(super) fn split_bytes(gpu: &CudaSummary) -> [usize; 2] {
 /// Tokens up to which products of a model with rows of `n_embd` elements are of this kind. Where four warps can multiply together
 /// they take over the sooner the wider rows are: as measured on an H200 at 576, 2048, 3072 and 4096.
 pub(crate) fn few_tokens(gpu: &CudaSummary, n_embd: usize) -> usize {
-    if gpu.has_wide() { previous_power_of_two((128 << 10) / n_embd).clamp(32, 128) } else { 64 }
+    if gpu.has_wgmma() { previous_power_of_two((128 << 10) / n_embd).clamp(32, 128) } else { 64 }
 }
 
 /// How a product is shared out.

@@ -25,7 +25,7 @@ const WIDE: u32 = 1 << 31;
 /// Bytes of the sums of splits of products of `n_tokens` tokens at most, and of their tickets.
 pub(crate) fn split_bytes(gpu: &CudaSummary, n_tokens: usize) -> [usize; 2] {
     let few = super::matmul_few::split_bytes(gpu);
-    if !gpu.has_wide() {
+    if !gpu.has_wgmma() {
         return few;
     }
     let tokens = n_tokens.next_power_of_two().clamp(TOKENS[0], TOKENS[1]);
@@ -68,7 +68,7 @@ fn plan(row_blocks: usize, n_panels: usize, n_tokens: usize, n_sm: usize) -> Spl
 impl ModelRunner {
     /// How packed rows of so many tokens lie.
     pub(super) fn packed_layout(&self, n_tokens: usize) -> u32 {
-        let wide = self.gpu.summary().has_wide() && n_tokens > self.few_tokens;
+        let wide = self.gpu.summary().has_wgmma() && n_tokens > self.few_tokens;
         n_tokens.div_ceil(8) as u32 | if wide { WIDE } else { 0 }
     }
 
