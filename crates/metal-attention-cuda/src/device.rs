@@ -279,7 +279,7 @@ impl CudaDevice {
         Ok(free as u64)
     }
 
-    /// Bytes of all buffers allocated on the device by this process.
+    /// Bytes of all buffers allocated through this value.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }

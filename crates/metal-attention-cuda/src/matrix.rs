@@ -168,7 +168,7 @@ pub(crate) fn packed_bytes(tensor: &Tensor) -> u64 {
 #[derive(Debug)]
 pub(crate) struct CudaMatrix {
     records: CudaBuffer,
-    pub(crate) format: WeightLayout,
+    pub(crate) layout: WeightLayout,
     pub(crate) n_rows: usize,
     pub(crate) n_in: usize,
 }
@@ -220,15 +220,15 @@ impl CudaMatrix {
 
     /// Bytes of a tile of rows.
     pub(crate) fn tile_bytes(&self) -> usize {
-        self.format.tile_bytes(self.n_in.div_ceil(PANEL))
+        self.layout.tile_bytes(self.n_in.div_ceil(PANEL))
     }
 
     /// Room for a matrix of that type, with whatever lies there.
     fn empty(gpu: &Arc<CudaDevice>, ty: TensorType, n_rows: usize, n_in: usize) -> Result<Self, CudaError> {
-        let format = WeightLayout::of(ty);
-        let tile_bytes = format.tile_bytes(n_in.div_ceil(PANEL)) as u64;
+        let layout = WeightLayout::of(ty);
+        let tile_bytes = layout.tile_bytes(n_in.div_ceil(PANEL)) as u64;
         let records = gpu.buffer("weights", n_rows.div_ceil(TILE) as u64 * tile_bytes)?;
-        Ok(Self { records, format, n_rows, n_in })
+        Ok(Self { records, layout, n_rows, n_in })
     }
 
     /// Writes `tensor`, of the type and width that there is room for, to the tiles from `first_tile` on.
@@ -239,7 +239,7 @@ impl CudaMatrix {
         tensor: &Tensor,
         first_tile: usize,
     ) -> Result<(), CudaError> {
-        let at = first_tile as u64 * self.format.tile_bytes(self.n_in.div_ceil(PANEL)) as u64;
+        let at = first_tile as u64 * self.layout.tile_bytes(self.n_in.div_ceil(PANEL)) as u64;
         match packing(tensor.ty()) {
             Packing::OnDevice(_) => self.pack_on_device(gpu, kernels, tensor, at),
             Packing::Codes(groups_of) => self.pack_here(gpu, tensor, groups_of, false, at),
@@ -255,10 +255,10 @@ impl CudaMatrix {
         tensor: &Tensor,
         at: u64,
     ) -> Result<(), CudaError> {
-        let name = if tensor.ty() == TensorType::BF16 { "bf16" } else { self.format.name() };
+        let name = if tensor.ty() == TensorType::BF16 { "bf16" } else { self.layout.name() };
         let kernel = kernels.get(gpu, &format!("repack_{name}"))?;
         let (n_rows, n_panels) = (tensor.n_rows(), self.n_in.div_ceil(PANEL));
-        let tile_bytes = self.format.tile_bytes(n_panels) as u64;
+        let tile_bytes = self.layout.tile_bytes(n_panels) as u64;
         let row_bytes = tensor.bytes().len() / n_rows.max(1);
         let rows_at_once = (PIECE / row_bytes.max(1)).next_multiple_of(TILE).max(TILE);
         let raw = gpu.buffer("weights on their way", (rows_at_once.min(n_rows) * row_bytes) as u64)?;
@@ -295,7 +295,7 @@ impl CudaMatrix {
         with_mins: bool,
         mut at: u64,
     ) -> Result<(), CudaError> {
-        let tile_bytes = self.format.tile_bytes(self.n_in.div_ceil(PANEL));
+        let tile_bytes = self.layout.tile_bytes(self.n_in.div_ceil(PANEL));
         let rows_of_tile = TILE * tensor.ty().row_bytes(self.n_in);
         let tiles_at_once = (PIECE / tile_bytes).max(1);
         let mut packed = Vec::new();
@@ -314,7 +314,7 @@ impl CudaMatrix {
     pub(crate) fn args(&self, first_row: usize) -> MatrixArgs {
         MatrixArgs {
             records: self.records.ptr(),
-            format: self.format as u32,
+            format: self.layout as u32,
             n_rows: self.n_rows as u32,
             n_panels: self.n_in.div_ceil(PANEL) as u32,
             first_row: first_row as u32,

@@ -113,13 +113,13 @@ pub(crate) struct MicroBatch<'a> {
 }
 
 impl ModelRunner {
-    /// Launches the kernel `name`. `op` says what it is used for, and is shown after the name in a profile.
-    fn launch<A: Pod>(&mut self, name: &str, op: &str, grid: LaunchGrid, args: &A) -> Result<(), CudaError> {
+    /// Launches the kernel `name`. `label` is shown after the name in a profile.
+    fn launch<A: Pod>(&mut self, name: &str, label: &str, grid: LaunchGrid, args: &A) -> Result<(), CudaError> {
         let kernel = self.kernels.get(&self.gpu, name)?;
         self.n_launches += 1;
         match &mut self.timers {
             None => self.gpu.launch(kernel, grid, args, LaunchOrder::Overlapped),
-            Some(timers) => timers.around(format!("{name} {op}").trim_end(), || {
+            Some(timers) => timers.around(format!("{name} {label}").trim_end(), || {
                 self.gpu.launch(kernel, grid, args, LaunchOrder::AfterPrevious)
             }),
         }

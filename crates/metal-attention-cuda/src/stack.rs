@@ -44,7 +44,7 @@ impl CudaStack {
     /// Whether a kernel can multiply by a matrix of `self` and one of `other` together (gate and up), that is, whether their
     /// layouts are the same.
     pub(crate) fn pairs_with(&self, other: &Self) -> bool {
-        self.all.format == other.all.format
+        self.all.layout == other.all.layout
     }
 
     /// The first matrix as kernels take it, and the bytes of a tile. The next matrix is `n_rows` rounded up to tiles further
@@ -58,7 +58,7 @@ impl CudaStack {
         self.bias.as_ref().map_or(0, CudaBuffer::ptr)
     }
 
-    pub(crate) fn format(&self) -> crate::matrix::WeightLayout {
-        self.all.format
+    pub(crate) fn layout(&self) -> crate::matrix::WeightLayout {
+        self.all.layout
     }
 }

@@ -41,7 +41,7 @@ impl StepMatrix {
     pub(super) fn of(matrix: &CudaMatrix) -> Self {
         Self {
             records: matrix.args(0).records,
-            format: matrix.format,
+            format: matrix.layout,
             n_rows: matrix.n_rows,
             n_in: matrix.n_in,
             tile_bytes: matrix.tile_bytes(),
@@ -67,7 +67,7 @@ impl StepMatrix {
         let experts = OfExperts { bytes: tiles * tile_bytes as usize, tiles, records: records(stack) };
         Self {
             records: args.records,
-            format: stack.format(),
+            format: stack.layout(),
             n_rows: stack.n_rows,
             n_in: stack.n_in(),
             tile_bytes: tile_bytes as usize,
@@ -89,7 +89,7 @@ impl StepMatrix {
 
 /// Records of a row.
 fn records(stack: &CudaStack) -> usize {
-    stack.n_in().div_ceil(PANEL) / stack.format().record().panels
+    stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
 
 /// What is behind attention.
@@ -228,7 +228,7 @@ fn are_plain(experts: &CudaExperts) -> bool {
     } = experts;
     let more = router_norm.is_some() || latent.is_some() || own_norms.is_some();
     let all_tokens = shared.is_some() || shared_gate.is_some();
-    let whole = down.n_in().is_multiple_of(down.format().record().panels * PANEL);
+    let whole = down.n_in().is_multiple_of(down.layout().record().panels * PANEL);
     let chosen = spec.n_used <= MAX_EXPERTS && spec.n_expert.is_multiple_of(4) && spec.n_expert <= MAX_ROUTED;
     let activated = match spec.expert.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared | Activation::ClampedSwiglu { limit: _ } => true,

@@ -29,7 +29,7 @@ impl ModelRunner {
             Some(*first - matrix.n_rows)
         });
         let qkv = LinearOp {
-            what: "qkv",
+            label: "qkv",
             matrices: a.qkv.iter().zip(first_rows).collect(),
             n_out: a.stride(),
             bias: a.qkv_bias.as_ref().map_or(0, CudaBuffer::ptr),
@@ -39,7 +39,7 @@ impl ModelRunner {
         self.product(&qkv, input, n_embd, n)?;
         self.run_attention(batch.cache, i, a, batch.size)?;
         let input = self.input(&self.buffers.att, &self.buffers.packed_att, n);
-        Ok(SublayerOutput::Product { what: "attention output", linear: &a.out, input })
+        Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
     }
 
     /// Makes queries, keys and values of their projections where attention cannot on its way; where queries lie then, and

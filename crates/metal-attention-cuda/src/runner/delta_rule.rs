@@ -102,6 +102,6 @@ impl ModelRunner {
             self.group_norm(batch, &norm)?;
         }
         let input = self.rows_input(batch, heads, values, None)?;
-        Ok(SublayerOutput::Product { what: "delta kernel output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "delta kernel output", linear: &w.out, input })
     }
 }

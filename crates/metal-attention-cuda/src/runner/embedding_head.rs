@@ -84,14 +84,14 @@ impl ModelRunner {
         if !self.uses_f32_inputs(n) {
             let packed = self.buffers.packed_x.ptr();
             self.norm(NormArgs { packed, ..args }, n)?;
-            self.matmul(&product, packed, n)?;
+            self.gemm(&product, packed, n)?;
         } else if norm.as_ref().is_none_or(|norm| norm.fuses_with_product()) {
-            let most = self.gemv_tokens(&[head.format].into_iter(), n_embd);
+            let most = self.gemv_tokens(&[head.layout].into_iter(), n_embd);
             for first in (0..n).step_by(most) {
                 let rows = output_rows + 4 * first as u64;
                 let y = product.y + (4 * first * spec.n_vocab) as u64;
                 let n = (n - first).min(most);
-                self.matvec(&product, args.x, args.weight, args.eps, rows, y, n_embd, n)?;
+                self.gemv(&product, args.x, args.weight, args.eps, rows, y, n_embd, n)?;
             }
         } else {
             self.norm(NormArgs { out: hidden, ..args }, n)?;

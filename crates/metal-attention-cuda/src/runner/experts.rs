@@ -94,7 +94,7 @@ impl ExpertItems {
     fn gate_and_up<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
         let (first, second) = w.gate.as_ref().map_or((&w.up, None), |gate| (gate, Some(&w.up)));
         GroupedLinearOp {
-            what: "experts' gate and up",
+            label: "experts' gate and up",
             first,
             second,
             epilogue: Epilogue::Store,
@@ -111,7 +111,7 @@ impl ExpertItems {
     /// The last product.
     fn last<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
         GroupedLinearOp {
-            what: "experts' down",
+            label: "experts' down",
             first: &w.down,
             second: None,
             epilogue: Epilogue::Store,
@@ -302,10 +302,10 @@ impl ModelRunner {
             scale: 1.0,
         };
         if let Some(dense) = &w.shared {
-            let SublayerOutput::Product { what, linear, input } = self.dense(batch, dense, input)? else {
+            let SublayerOutput::Product { label, linear, input } = self.dense(batch, dense, input)? else {
                 return Err(CudaError::UnsupportedPart { part: "shared experts without a last product" });
             };
-            self.store_all(batch, what, [linear], input, shared)?;
+            self.store_all(batch, label, [linear], input, shared)?;
             if let Some([_, _, norm]) = &w.own_norms {
                 self.norm_rows(batch, shared, n_embd, norm, shared)?;
             }

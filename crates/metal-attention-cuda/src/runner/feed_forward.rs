@@ -41,7 +41,7 @@ impl ModelRunner {
                 let stride = parts.len() * n_ff;
                 let up = if w.gate.is_some() { gate_up + 4 * n_ff as u64 } else { 0 };
                 let product = LinearOp {
-                    what: "gate and up",
+                    label: "gate and up",
                     n_out: stride,
                     matrices: parts,
                     bias: w.bias.as_ref().map_or(0, CudaBuffer::ptr),
@@ -65,7 +65,7 @@ impl ModelRunner {
             }
         }
         let input = self.input(&self.buffers.gated, &self.buffers.packed_gated, n);
-        Ok(SublayerOutput::Product { what: "down", linear: &w.down, input })
+        Ok(SublayerOutput::Product { label: "down", linear: &w.down, input })
     }
 
     /// Activations of `n_tokens` rows, packed as well where products of so many tokens take them so.

@@ -1,7 +1,7 @@
 //! Products of rows each with a matrix of its own: those of experts, or of heads.
 
 use super::ModelRunner;
-use super::linear::{BUSY_WARPS, PANELS_AHEAD, WARPS, gemv_shared_bytes, previous_power_of_two};
+use super::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
 use crate::CudaError;
 use crate::args::{Epilogue, GatherArgs, GroupedMatmulArgs, GroupedMatvecArgs, SortArgs};
 use crate::launch::LaunchGrid;
@@ -50,7 +50,7 @@ pub(super) fn packed_elements(n_items: usize, n_groups: usize, width: usize) -> 
 /// A product of items, each a row with the matrix of its group.
 #[derive(Clone, Copy)]
 pub(super) struct GroupedLinearOp<'a> {
-    pub(super) what: &'static str,
+    pub(super) label: &'static str,
     /// GATED: the gates.
     pub(super) first: &'a CudaStack,
     /// Its rows follow those of the first; GATED: the ups.
@@ -75,14 +75,14 @@ impl ModelRunner {
         let second = p.second.map_or(first, CudaStack::args);
         let n_panels = n_in.div_ceil(PANEL);
         let n_tiles = p.first.n_rows.div_ceil(TILE);
-        let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
-        let warps_a_tile = previous_power_of_two(BUSY_WARPS.div_ceil(n_tiles * n_items).clamp(1, most));
+        let most = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+        let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * n_items).clamp(1, most));
         let n_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
         // A block makes its input once, however many tiles it goes through.
         let blocks = (2 * self.gpu.summary().n_sm).div_ceil(n_items).clamp(1, n_groups);
         let parts = if p.second.is_some() && p.epilogue != Epilogue::Gated { 2 } else { 1 };
-        let formats = [p.first.format(), p.second.map_or(p.first.format(), CudaStack::format)];
-        let shared = gemv_shared_bytes(formats.into_iter(), n_panels, 1);
+        let layouts = [p.first.layout(), p.second.map_or(p.first.layout(), CudaStack::layout)];
+        let shared = gemv_shared_bytes(layouts.into_iter(), n_panels, 1);
         for first_item in (0..n_items).step_by(MOST_ITEMS) {
             let args = GroupedMatvecArgs {
                 matrices: [first.0, second.0],
@@ -104,7 +104,7 @@ impl ModelRunner {
             };
             let n = (n_items - first_item).min(MOST_ITEMS);
             let grid = LaunchGrid { blocks: [blocks, n, parts], threads: 32 * WARPS, shared };
-            self.launch("grouped_matvec", p.what, grid, &args)?;
+            self.launch("grouped_matvec", p.label, grid, &args)?;
         }
         Ok(())
     }
@@ -191,8 +191,8 @@ impl ModelRunner {
         let unlike = p.second.filter(|second| !gated && !second.pairs_with(p.first));
         let parts = if p.second.is_some() && !gated && unlike.is_none() { 2 } else { 1 };
         let grid = LaunchGrid { blocks: [rows, most_work, parts], threads: 256, shared: 4 * tiles * 1024 };
-        let name = |stack: &CudaStack| format!("grouped_matmul_{tiles}_{}", stack.format().name());
-        self.launch(&name(p.first), p.what, grid, &args)?;
+        let name = |stack: &CudaStack| format!("grouped_matmul_{tiles}_{}", stack.layout().name());
+        self.launch(&name(p.first), p.label, grid, &args)?;
         if let Some(stack) = unlike {
             let y = p.y + 4 * p.first.n_rows as u64;
             return self.sorted_product(&GroupedLinearOp { first: stack, second: None, y, ..*p }, sorted);

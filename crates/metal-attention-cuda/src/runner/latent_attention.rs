@@ -69,21 +69,21 @@ impl ModelRunner {
         self.run_latent_attention(batch, i, w, [queries, att])?;
         self.head_products(batch, "values' expansion", &w.v_b, sorted, (att, rank), (values, spec.value_dim))?;
         let input = self.rows_input(batch, values, n_head * spec.value_dim, None)?;
-        Ok(SublayerOutput::Product { what: "attention output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "attention output", linear: &w.out, input })
     }
 
     /// The product of each head's part of rows and its own matrix.
     fn head_products(
         &mut self,
         batch: MicroBatch<'_>,
-        what: &'static str,
+        label: &'static str,
         stack: &CudaStack,
         sorted: Option<(SortedItems, u64)>,
         (x, x_stride): (u64, usize),
         (y, y_stride): (u64, usize),
     ) -> Result<(), CudaError> {
         let product = GroupedLinearOp {
-            what,
+            label,
             first: stack,
             second: None,
             epilogue: Epilogue::Store,

@@ -13,7 +13,7 @@ use crate::weights::{CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm
 #[derive(Clone, Copy)]
 pub(super) enum SublayerOutput<'w> {
     /// What this matrix makes of rows.
-    Product { what: &'static str, linear: &'w CudaLinear, input: LinearInput },
+    Product { label: &'static str, linear: &'w CudaLinear, input: LinearInput },
     /// F32 rows that lie there, as wide as the residual stream.
     Rows(u64),
     /// A weighted sum of what experts give, which is still to be made: as these say, but for where it goes.
@@ -175,9 +175,9 @@ impl ModelRunner {
                 (true, _) => (result, Epilogue::Add, 1.0),
             };
             match *sum {
-                SublayerOutput::Product { what, linear, input } => {
+                SublayerOutput::Product { label, linear, input } => {
                     let product =
-                        LinearOp { epilogue, scale, bias: linear.bias(), y, ..LinearOp::stored(what, &linear.weight) };
+                        LinearOp { epilogue, scale, bias: linear.bias(), y, ..LinearOp::stored(label, &linear.weight) };
                     self.product(&product, input, linear.weight.n_in, n)?;
                 }
                 SublayerOutput::Sum(args) => {

@@ -104,7 +104,7 @@ impl ModelRunner {
             self.group_norm(batch, &norm)?;
         }
         let input = self.rows_input(batch, out, width, of_row)?;
-        Ok(SublayerOutput::Product { what: "Mamba output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "Mamba output", linear: &w.out, input })
     }
 
     /// Mamba of layer `i`.
@@ -193,6 +193,6 @@ impl ModelRunner {
             }
         }
         let input = self.rows_input(batch, out, width, None)?;
-        Ok(SublayerOutput::Product { what: "Mamba output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "Mamba output", linear: &w.out, input })
     }
 }

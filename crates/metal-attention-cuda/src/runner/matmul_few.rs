@@ -81,7 +81,7 @@ impl ModelRunner {
         let n_sm = self.gpu.summary().n_sm;
         let SplitPlan { warps_a_tile, n_splits } =
             SplitPlan::new(&rows, gated, parts[0].n_panels as usize, n_groups, n_sm);
-        let (blocks, n_blocks) = p.blocks_of(matrices, tiles_of_block(warps_a_tile, gated));
+        let (blocks, n_blocks) = p.count_blocks(matrices, tiles_of_block(warps_a_tile, gated));
         let args = MatmulFewArgs {
             parts,
             n_parts: matrices.len() as u32,
@@ -108,7 +108,7 @@ impl ModelRunner {
             threads: 32 * WARPS,
             shared: WARPS * 2 * tiles * FRAGMENT,
         };
-        self.launch(&format!("matmul_few_{tiles}"), p.what, grid, &args)
+        self.launch(&format!("matmul_few_{tiles}"), p.label, grid, &args)
     }
 }
 

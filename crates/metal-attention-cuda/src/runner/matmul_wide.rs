@@ -81,7 +81,8 @@ impl ModelRunner {
         n_tokens: usize,
     ) -> Result<(), CudaError> {
         let parts = matrix_args(matrices);
-        let (blocks, row_blocks) = p.blocks_of(matrices, if p.epilogue == Epilogue::Gated { TILES / 2 } else { TILES });
+        let (blocks, row_blocks) =
+            p.count_blocks(matrices, if p.epilogue == Epilogue::Gated { TILES / 2 } else { TILES });
         let SplitPlan { tokens, n_splits } =
             plan(row_blocks, parts[0].n_panels as usize, n_tokens, self.gpu.summary().n_sm);
         let n_token_tiles = n_tokens.div_ceil(8) as u32;
@@ -106,7 +107,7 @@ impl ModelRunner {
         };
         let grid =
             LaunchGrid { blocks: [n_tokens.div_ceil(tokens), row_blocks, n_splits], threads: THREADS, shared: SHARED };
-        self.launch(&format!("matmul_wide_{tokens}"), p.what, grid, &args)
+        self.launch(&format!("matmul_wide_{tokens}"), p.label, grid, &args)
     }
 }
 

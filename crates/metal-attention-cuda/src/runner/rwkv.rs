@@ -5,7 +5,7 @@ use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 
 use super::grouped::GroupedLinearOp;
 use super::layer::SublayerOutput;
-use super::linear::{BUSY_WARPS, PANELS_AHEAD, WARPS, gemv_shared_bytes, previous_power_of_two};
+use super::linear::{PREFETCHED_PANELS, WARPS, WARPS_IN_FLIGHT, gemv_shared_bytes, previous_power_of_two};
 use super::recurrence::RecurrenceKernel;
 use super::{MicroBatch, ModelRunner};
 use crate::CudaError;
@@ -111,16 +111,16 @@ impl SideProduct<'_> {
 
 impl ModelRunner {
     /// Products of one token in a launch.
-    fn side_products(&mut self, what: &'static str, products: &[SideProduct<'_>]) -> Result<(), CudaError> {
+    fn side_products(&mut self, label: &'static str, products: &[SideProduct<'_>]) -> Result<(), CudaError> {
         let n_tiles: usize = products.iter().map(|product| product.linear.weight.n_tiles()).sum();
         let n_sm = self.gpu.summary().n_sm;
         // Warps of a tile, groups of tiles that a block takes at once, and panels of each, of which a block has one after the other.
         let shares = products.iter().map(|product| {
             let matrix = &product.linear.weight;
             let n_panels = matrix.n_in.div_ceil(PANEL);
-            let most = (n_panels / PANELS_AHEAD).clamp(1, WARPS);
+            let most = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
             let warps_a_tile =
-                previous_power_of_two(BUSY_WARPS.div_ceil(n_tiles).clamp(1, most).next_power_of_two().min(most));
+                previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, most).next_power_of_two().min(most));
             let groups = matrix.n_tiles().div_ceil(WARPS / warps_a_tile);
             (warps_a_tile, groups, groups * n_panels.div_ceil(warps_a_tile))
         });
@@ -131,7 +131,7 @@ impl ModelRunner {
         for ((to, product), (warps_a_tile, groups, panels)) in args.products.iter_mut().zip(products).zip(shares) {
             let matrix = &product.linear.weight;
             n_blocks += (n_sm * panels).div_ceil(work).clamp(1, groups);
-            shared = shared.max(gemv_shared_bytes([matrix.format].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
+            shared = shared.max(gemv_shared_bytes([matrix.layout].into_iter(), matrix.n_in.div_ceil(PANEL), 1));
             *to = SideProductArgs {
                 matrix: matrix.args(0),
                 x: product.x,
@@ -144,7 +144,7 @@ impl ModelRunner {
         }
         assert!(products.len() <= MAX_SIDE_PRODUCTS, "{} products", products.len());
         let grid = LaunchGrid { blocks: [n_blocks, 1, 1], threads: 32 * WARPS, shared };
-        self.launch("side_products", what, grid, &args)
+        self.launch("side_products", label, grid, &args)
     }
 
     /// `out` of the normalised state.
@@ -197,7 +197,7 @@ impl ModelRunner {
         self.store_rows(batch, "token shift", &w.mix_down, mixed, given)?;
         self.elementwise(batch, ElementwiseFunction::Tanh, given, 0, RWKV6_MIXES * spec.mix_rank)?;
         let up = GroupedLinearOp {
-            what: "token shift",
+            label: "token shift",
             first: &w.mix_up,
             second: None,
             epilogue: Epilogue::Store,
@@ -240,7 +240,7 @@ impl ModelRunner {
         let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
         self.group_norm(batch, &norm)?;
         let input = self.rows_input(batch, heads, width, None)?;
-        Ok(SublayerOutput::Product { what: "time mix output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
     }
 
     /// The same of RWKV-7.
@@ -333,7 +333,7 @@ impl ModelRunner {
         let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
         self.group_norm(batch, &norm)?;
         let input = self.rows_input(batch, heads, width, None)?;
-        Ok(SublayerOutput::Product { what: "time mix output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
     }
 
     /// The channel mix of layer `i`.
@@ -352,7 +352,7 @@ impl ModelRunner {
         self.elementwise(batch, ElementwiseFunction::Squared, keys, 0, spec.width)?;
         let Some(linear) = &w.receptance else {
             let input = self.rows_input(batch, keys, spec.width, None)?;
-            return Ok(SublayerOutput::Product { what: "channel mix values", linear: &w.value, input });
+            return Ok(SublayerOutput::Product { label: "channel mix values", linear: &w.value, input });
         };
         self.store_rows(batch, "channel mix receptance", linear, mix_address(batch, mixed, width, 1), receptance)?;
         self.store_rows(batch, "channel mix values", &w.value, keys, result)?;

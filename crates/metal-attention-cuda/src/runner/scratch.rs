@@ -137,20 +137,20 @@ impl ModelRunner {
     pub(super) fn store_all<const N: usize>(
         &mut self,
         batch: MicroBatch<'_>,
-        what: &'static str,
+        label: &'static str,
         linears: [&CudaLinear; N],
         input: LinearInput,
         y: u64,
     ) -> Result<(), CudaError> {
         let bias = if let [linear] = linears[..] { linear.bias() } else { 0 };
-        self.store_matrices(batch, what, linears.map(|linear| &linear.weight), bias, input, y)
+        self.store_matrices(batch, label, linears.map(|linear| &linear.weight), bias, input, y)
     }
 
     /// The same of matrices that are joined.
     pub(super) fn store_joined(
         &mut self,
         batch: MicroBatch<'_>,
-        what: &'static str,
+        label: &'static str,
         joined: &CudaJoined,
         input: LinearInput,
         y: u64,
@@ -162,7 +162,7 @@ impl ModelRunner {
         });
         let bias = joined.bias.as_ref().map_or(0, CudaBuffer::ptr);
         for parts in parts.collect::<Vec<_>>().chunks(MAX_PARTS) {
-            let stored = LinearOp::stored(what, parts[0].0);
+            let stored = LinearOp::stored(label, parts[0].0);
             let product = LinearOp { matrices: parts.to_vec(), n_out: joined.n_rows(), bias, y, ..stored };
             self.product(&product, input, parts[0].0.n_in, batch.size.n_tokens)?;
         }
@@ -173,7 +173,7 @@ impl ModelRunner {
     pub(super) fn store_matrices<const N: usize>(
         &mut self,
         batch: MicroBatch<'_>,
-        what: &'static str,
+        label: &'static str,
         matrices: [&CudaMatrix; N],
         bias: u64,
         input: LinearInput,
@@ -187,7 +187,7 @@ impl ModelRunner {
         });
         let parts = parts.to_vec();
         let Some((first, _)) = parts.first() else { return Ok(()) };
-        let (n_in, stored) = (first.n_in, LinearOp::stored(what, first));
+        let (n_in, stored) = (first.n_in, LinearOp::stored(label, first));
         let product = LinearOp { matrices: parts, n_out, bias, y, ..stored };
         self.product(&product, input, n_in, batch.size.n_tokens)
     }
@@ -196,13 +196,13 @@ impl ModelRunner {
     pub(super) fn store_rows(
         &mut self,
         batch: MicroBatch<'_>,
-        what: &'static str,
+        label: &'static str,
         linear: &CudaLinear,
         x: u64,
         y: u64,
     ) -> Result<(), CudaError> {
         let input = self.rows_input(batch, x, linear.weight.n_in, None)?;
-        self.store_all(batch, what, [linear], input, y)
+        self.store_all(batch, label, [linear], input, y)
     }
 
     /// The runs of a step's batch.

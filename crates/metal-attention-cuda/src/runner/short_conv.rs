@@ -40,6 +40,6 @@ impl ModelRunner {
         };
         self.convolution(batch, i, args)?;
         let input = self.rows_input(batch, out, spec.width, None)?;
-        Ok(SublayerOutput::Product { what: "convolution output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "convolution output", linear: &w.out, input })
     }
 }
