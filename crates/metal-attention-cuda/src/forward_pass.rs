@@ -579,8 +579,8 @@ impl ForwardPass for CudaForwardPass {
         }
         let mut lists = Vec::new();
         self.evaluate(batch, TokenOutput::TopK, None, |bytes| {
-            let ranks: &[u64] = bytemuck::cast_slice(bytes);
-            lists.extend(ranks.chunks_exact(TOP_K).map(top_k_list));
+            let keys: &[u64] = bytemuck::cast_slice(bytes);
+            lists.extend(keys.chunks_exact(TOP_K).map(top_k_list));
         })?;
         for list in &mut lists {
             list.truncate(k);

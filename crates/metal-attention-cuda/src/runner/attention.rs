@@ -1,4 +1,10 @@
-//! Softmax attention, from its input to what its output matrix multiplies.
+//! Softmax attention: queries, keys and values; RoPE and norms; the KV cache; attention; without the output product.
+//!
+//! Three kinds of kernels attend: in a decode step one that also applies norm and RoPE and writes the KV cache (`attention.cu`,
+//! `attention_on_units.cu` with tensor cores), for one token of each sequence; in prefill a FlashAttention-like kernel on
+//! tensor cores over query tiles (`prefill_attention.cu`), after `append_*` or `attention_inputs_*` has written the KV cache;
+//! and `general_attention.cu` for every mask, head size and ALiBi. Where there are few blocks, positions are split (split-KV)
+//! and the last block of a head merges the partial results.
 
 use metal_attention_model::CacheType;
 
@@ -15,7 +21,7 @@ use crate::support::AttentionKernels;
 use crate::weights::CudaAttention;
 
 impl ModelRunner {
-    /// The attention of layer `i`.
+    /// Launches the attention of layer `i`, but for its output product.
     pub(super) fn attention<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -42,8 +48,8 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "attention output", linear: &a.out, input })
     }
 
-    /// Makes queries, keys and values of their projections where attention cannot on its way; where queries lie then, and
-    /// elements from a token's to the next one's.
+    /// Launches the kernel that makes queries, keys and values of their projections, where the attention kernel cannot. Returns
+    /// the address of the queries and the elements from one token's to the next one's; `None` if the attention kernel does it.
     fn separate_inputs(
         &mut self,
         cache: &CudaKvCache,
@@ -70,12 +76,15 @@ impl ModelRunner {
         Ok(Some((args.queries, a.n_head * a.head_dim)))
     }
 
-    /// Where the gates of queries lie, if there are any, and elements from a token's to the next one's.
+    /// The address of the first query head's gate, or 0, and the elements from one token's to the next one's. Each head's query
+    /// is followed by its gate.
     fn gates(&self, a: &CudaAttention) -> (u64, u32) {
         let at = if a.has_gates { self.buffers.qkv.ptr() + 4 * a.head_dim as u64 } else { 0 };
         (at, a.stride() as u32)
     }
 
+    /// Launches attention over the projections in `qkv`; the result goes to `att`, and packed to `packed_att` where the output
+    /// product reads that.
     fn run_attention(
         &mut self,
         cache: &CudaKvCache,
@@ -123,7 +132,7 @@ impl ModelRunner {
             v_at: (a.qkv[0].n_rows + a.n_kv_head * a.head_dim) as u32,
         };
         let ty = type_name(cache.cache_type);
-        // Kernels that take what is in the cache already.
+        // These kernels read all keys and values from the cache, so new ones have to be appended before.
         let is_prefill = size.n_query_tiles > 0;
         let appended = is_prefill || separate.is_some();
         if is_prefill && separate.is_none() {
@@ -155,7 +164,7 @@ impl ModelRunner {
         }
     }
 
-    /// Attention of any kind.
+    /// Launches the kernel for every kind of attention, with the addresses of `base`.
     fn general_attention(
         &mut self,
         base: &AttentionArgs,
@@ -192,6 +201,7 @@ impl ModelRunner {
         self.launch(&format!("general_attention_{ty}"), "", grid, &args)
     }
 
+    /// Launches prefill attention over the query tiles.
     fn prefill_attention(
         &mut self,
         base: &AttentionArgs,
@@ -222,8 +232,7 @@ impl ModelRunner {
     }
 }
 
-/// Query heads of a KV head that a block takes together: where there are few blocks, as many fewer as there is room for more of
-/// them with all splits.
+/// Query heads of one KV head that a block takes together: 8, or fewer where that leaves too few blocks even with all splits.
 fn queries_per_block(n_kv_heads: usize, heads_per_kv: usize) -> usize {
     let mut group = heads_per_kv.next_power_of_two().min(8);
     while group > 1 && n_kv_heads * heads_per_kv.div_ceil(group / 2) * MAX_SPLITS <= ATTENTION_BLOCKS {
@@ -232,7 +241,7 @@ fn queries_per_block(n_kv_heads: usize, heads_per_kv: usize) -> usize {
     group
 }
 
-/// As elements of the cache are called in names of kernels.
+/// The name of the cache's element type in kernel names.
 fn type_name(cache_type: CacheType) -> &'static str {
     match cache_type {
         CacheType::F16 => "f16",
@@ -246,7 +255,7 @@ mod tests {
 
     #[test]
     fn blocks_take_fewer_queries_where_there_are_few_blocks() {
-        // Of a token of qwen3.5-0.8b, qwen3-30b-a3b, llama-3.2-1b and smollm-135m, and of many tokens.
+        // One token of qwen3.5-0.8b, qwen3-30b-a3b, llama-3.2-1b and smollm-135m, and 16 tokens.
         let shapes = [(2, 4), (4, 8), (8, 4), (3, 3), (16 * 4, 8)];
         assert_eq!(shapes.map(|(n, heads_per_kv)| queries_per_block(n, heads_per_kv)), [1, 4, 4, 2, 8]);
         assert_eq!(queries_per_block(1, 1), 1);

@@ -1,4 +1,4 @@
-//! Products outside of a step, for what measures them.
+//! Products outside of a forward pass, for [`CudaCeilings`](crate::CudaCeilings), which measures them.
 
 use super::ModelRunner;
 use super::linear::{LinearInput, LinearOp, norm_args};
@@ -8,7 +8,8 @@ use crate::device::CudaBuffer;
 use crate::matrix::CudaMatrix;
 
 impl ModelRunner {
-    /// `y = W x` of `n_tokens` rows, by the kernels that steps take for so many; `packed` has room for packed rows.
+    /// Launches `y = W x` for `n_tokens` F32 rows at `x`, with the kernels that a micro-batch of that many tokens uses.
+    /// `packed` is a buffer for the rows as packed F16, and may be unused.
     pub(crate) fn benchmark_product(
         &mut self,
         matrix: &CudaMatrix,
@@ -23,7 +24,7 @@ impl ModelRunner {
             self.norm(NormArgs { packed: packed.ptr(), ..norm_args(None, x.ptr(), matrix.n_in) }, n_tokens)?;
             LinearInput::Packed(packed.ptr())
         };
-        let product = LinearOp { y: y.ptr(), ..LinearOp::stored("alone", matrix) };
+        let product = LinearOp { y: y.ptr(), ..LinearOp::stored("benchmark", matrix) };
         self.product(&product, input, matrix.n_in, n_tokens)
     }
 }

@@ -1,4 +1,9 @@
-//! What the cards that share a model tell each other in a step: sums of their parts, and their parts of the logits.
+//! Collective operations of the ranks within a forward pass: all-reduce of partial sums and all-gather of logits
+//! (`exchange.cu`).
+//!
+//! Every rank launches the same collectives in the same order; each has a number, from which its kernel derives the tags of its
+//! messages. Kernels wait for the other ranks on the device, and abort if that takes too long or a rank has failed;
+//! [`check_together`](ModelRunner::check_together) reports it.
 
 use super::ModelRunner;
 use crate::CudaError;
@@ -7,43 +12,48 @@ use crate::exchange::{CHUNK, Exchange};
 use crate::launch::LaunchGrid;
 
 const THREADS: usize = 256;
-/// Threads of a block that sums slices, as `exchange.cu` has them.
+/// Threads of a block of a sliced all-reduce, as `exchange.cu` has them.
 const SLICE_THREADS: usize = 512;
-/// Such blocks of a multiprocessor.
+/// Blocks of a sliced all-reduce on each multiprocessor: while one waits, the other works.
 const SLICE_BLOCKS: usize = 2;
-/// Words that a card would send from which on cards sum slices, and tell each other the sums.
-const MANY: usize = 1 << 18;
+/// Values that a rank would send from which on an all-reduce is sliced: each rank sums one slice (reduce-scatter) and sends the
+/// sums to the others (all-gather). Below that, each rank sends all of its values to all others, which takes one exchange of
+/// messages.
+const MIN_SLICED_VALUES: usize = 1 << 18;
 
 impl ModelRunner {
-    /// How many exchanges the step had before the one that begins.
+    /// The number of the next exchange within the forward pass.
     fn next_exchange(&mut self) -> u32 {
         self.exchange.as_mut().map_or(0, Exchange::next)
     }
 
-    /// Ends a step's exchanges.
+    /// Counts the exchanges of the forward pass on the device, so that the tags of the next pass differ. The last launch of a
+    /// pass.
     pub(super) fn count_exchanges(&mut self) -> Result<(), CudaError> {
         let Some(args) = self.exchange.as_ref().map(Exchange::count).filter(|args| args.n > 0) else { return Ok(()) };
         self.launch("count_exchanges", "", LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
     }
 
-    /// Whether another card's results are the ones that count.
+    /// Whether this is not rank 0, so that its results are not used.
     pub(crate) fn follows(&self) -> bool {
         self.exchange.as_ref().is_some_and(Exchange::follows)
     }
 
-    /// An error where the cards lost each other in a step that has ended.
+    /// An error if the ranks have aborted an exchange of a forward pass that has ended.
     pub(crate) fn check_together(&self) -> Result<(), CudaError> {
         self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.ended.check())
     }
 
-    /// The blocks for `n` values: no more than there are multiprocessors, as they wait for other cards.
+    /// The grid for `n` values. No more blocks than multiprocessors, since all of them have to be resident while they wait for
+    /// other ranks.
     fn exchange_grid(&self, n: usize) -> LaunchGrid {
         let blocks = n.div_ceil(THREADS).clamp(1, self.gpu.summary().n_sm);
         LaunchGrid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 }
     }
 
-    /// `out = scale * sum over the cards of part`, or that added to what lies there: `n` F32 elements, nothing where the card is
-    /// alone.
+    /// `out = scale * sum of part over the ranks`, or, with `add`, `out += ...`: `n` F32 elements at the addresses `part` and
+    /// `out`. The sum is computed in the order of the ranks, so that all have the same bits. Sliced sums are sent as F16 unless
+    /// the runner is `exact`. Does nothing without tensor parallelism.
     pub(super) fn all_reduce(
         &mut self,
         part: u64,
@@ -54,8 +64,8 @@ impl ModelRunner {
         let Some(exchange) = &self.exchange else { return Ok(()) };
         let args = exchange.args();
         let n_ranks = args.n_ranks as usize;
-        // Slices are taken four values at a time.
-        let in_slices = n * (n_ranks - 1) >= MANY && n.is_multiple_of(4);
+        // Slices are processed four values at a time.
+        let in_slices = n * (n_ranks - 1) >= MIN_SLICED_VALUES && n.is_multiple_of(4);
         let at_once = if in_slices { exchange.most_in_slices() } else { exchange.capacity };
         for first in (0..n).step_by(at_once) {
             let (at, n) = (4 * first as u64, (n - first).min(at_once));
@@ -79,7 +89,8 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Puts the logits of `n_rows` tokens together, of which each card has its part of the vocabulary.
+    /// Gathers the logits of `n_rows` tokens, `[n_rows, n_vocab]`, of which each rank has computed the columns of its part of
+    /// the vocabulary. Does nothing if the output head is not sharded.
     pub(super) fn gather_logits(&mut self, n_rows: usize, n_vocab: usize) -> Result<(), CudaError> {
         let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.shard.plan.head) else {
             return Ok(());

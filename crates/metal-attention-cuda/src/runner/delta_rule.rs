@@ -1,4 +1,5 @@
-//! The gated delta rule: projections, convolution, the recurrence, and the gated norm of its result.
+//! The gated delta rule: input products, short convolution, the recurrence (`recurrence.rs`), and the gated norm of each head's
+//! result.
 
 use bytemuck::Zeroable;
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing};
@@ -13,8 +14,9 @@ use crate::args::{
 };
 use crate::weights::CudaDeltaRule;
 
-/// Queries, keys and values, with what stands beside them: beta, and gate and decay of one product each; the first three after the
-/// convolution; what decay and gate have before them, decay and gate, where they come of two products; the heads' results.
+/// Scratch widths: the joined input product (queries, keys, values, then beta, and with gates of heads also gate and decay);
+/// queries, keys and values after the convolution; with gates of channels, which come of two products each, the inner rows of
+/// decay and gate, then decay and gate; the heads' results.
 pub(super) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
     let (channels, values, n_head) = (spec.n_channels(), spec.n_values(), spec.n_head_v);
     match spec.gates {
@@ -24,7 +26,8 @@ pub(super) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
 }
 
 impl ModelRunner {
-    /// The delta rule of layer `i`. Its states are the last inputs of the convolution, then a matrix for each value head.
+    /// Launches the delta rule of layer `i`, but for its output product. The layer's state is the last inputs of the
+    /// convolution, `[n_tap - 1, channels]`, then a matrix `[key_dim, value_dim]` for each value head.
     pub(super) fn delta_rule<'w>(
         &mut self,
         batch: MicroBatch<'_>,

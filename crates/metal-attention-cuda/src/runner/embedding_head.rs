@@ -1,4 +1,5 @@
-//! What comes before the first layer and after the last: embeddings, the last norm, logits, the largest of them.
+//! The start and the end of a forward pass: token embeddings; the last norm, the output head, and the highest logits
+//! (`ends.cu`).
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use crate::launch::LaunchGrid;
 use crate::matrix::CudaMatrix;
 
 impl ModelRunner {
-    /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and what comes of it before the first layer.
+    /// Launches the embedding: `x = norm(scale * table[id] + types[0] + positions[pos])`, then per-layer embeddings and further
+    /// residual streams where the model has them.
     pub(super) fn embedding(&mut self, spec: &ModelSpec, n_tokens: usize) -> Result<(), CudaError> {
         let w = Arc::clone(&self.weights.embedding);
         let (x, n_embd) = (self.buffers.x.ptr(), spec.n_embd);
@@ -35,7 +37,7 @@ impl ModelRunner {
         self.spread_over_streams(spec, w.streams.as_ref(), n_tokens)
     }
 
-    /// `y = scale * table[id]` of each token.
+    /// Launches `y = scale * table[id]` for each token, `[n_tokens, table.n_in]`.
     pub(super) fn look_up(&mut self, table: &CudaMatrix, scale: f32, y: u64, n_tokens: usize) -> Result<(), CudaError> {
         self.launch_embedding(&self.embedding_args(table, scale, y), n_tokens)
     }
@@ -57,7 +59,8 @@ impl ModelRunner {
         self.launch("embedding", "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
     }
 
-    /// What comes of the wanted tokens.
+    /// Launches the last norm and the output head for the output tokens, and what `size.output` requires after it. Only the
+    /// norm for [`TokenOutput::Hidden`].
     pub(crate) fn output_head(&mut self, spec: &ModelSpec, size: MicroBatchSize) -> Result<(), CudaError> {
         let (n, n_embd) = (size.n_outputs, spec.n_embd);
         let (norm, embedding) = (self.weights.output_norm.clone(), Arc::clone(&self.weights.embedding));
@@ -72,7 +75,7 @@ impl ModelRunner {
         else {
             return Ok(());
         };
-        // Of several cards each has some of the rows.
+        // Under tensor parallelism the rank's rows of the output head are some of the columns of the logits.
         let first = self.exchange.as_ref().map_or(0, Exchange::first_row);
         let product = LinearOp {
             matrices: vec![(&head, first)],
@@ -116,7 +119,8 @@ impl ModelRunner {
         }
     }
 
-    /// The ids of the largest logits of each of `n` rows. `advance`: the tokens go on with them.
+    /// Launches argmax over `n` rows of logits: each id goes to [`ChosenIds`](crate::ids::ChosenIds). `advance`: it is also
+    /// written to the token buffer as the sequence's next token.
     fn argmax(&mut self, n_vocab: usize, n: usize, advance: bool) -> Result<(), CudaError> {
         let args = ArgmaxArgs {
             logits: self.buffers.logits.ptr(),
@@ -128,7 +132,7 @@ impl ModelRunner {
             tokens: self.buffers.tokens.ptr(),
             numbers: self.ids.numbers_of_rows(),
         };
-        // Some logits a thread: as many blocks as run at once, and as there are results for.
+        // A few logits for each thread: as many blocks as run at the same time, and as `best` has space for.
         let blocks = (8 * self.gpu.summary().n_sm / n).clamp(ARGMAX_BLOCKS / 4, ARGMAX_BLOCKS);
         self.launch("argmax", "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, &args)
     }

@@ -1,4 +1,8 @@
-//! Mixtures of experts: each token goes to a few of many feed-forwards, which the device chooses.
+//! Mixtures of experts: the router chooses a few experts for each token on the device, and the token's result is their weighted
+//! sum, with the shared experts' result if the model has them.
+//!
+//! Kernels: `experts.cu` for the router, activations and sums, and the grouped products of `grouped.rs` over items, where an
+//! item is a token at one of its experts, `[n_tokens * n_used]` in the order of tokens.
 
 use metal_attention_model::{Experts, RouterScore};
 
@@ -13,13 +17,14 @@ use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
 use crate::weights::{CudaExperts, CudaNorm};
 
-/// Elements of a state that `route_alone` has room for.
+/// Most elements of a row that `route_alone` takes.
 const MAX_ROUTED: usize = 4 * 256 * 8;
 
-/// Elements, for `n` tokens, of the router's products; the chosen experts, their weights, those of their inputs; the input of
-/// router or experts where it is not the normalised state, that times the weights; gates and ups, what comes of them, what experts
-/// give; their sum, that as wide as the stream, what all tokens go through; sorted items, two of these; rows of slots as products
-/// take them, those of the experts' input and those of their last matrix.
+/// Scratch elements of a mixture for `n` tokens, F32 or u32: router logits `[n, n_expert]`; of each item the chosen expert, its
+/// weight, and the weight of its input; the input of the router or the experts, where it is not the normalised residual stream;
+/// that input times its weights; of each item gate and up, the activated row, and the result of the expert; the sum over a
+/// token's experts; the sum as wide as the residual stream; the result of the shared experts; of items sorted by expert, the
+/// items and the work list; and their packed rows, as input of the first and of the last product.
 pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
     let weighed = if spec.router.weight_input { n_items * n_in } else { 0 };
@@ -50,7 +55,8 @@ fn ptr(vector: Option<&CudaBuffer>) -> u64 {
     vector.map_or(0, CudaBuffer::ptr)
 }
 
-/// Which experts each token goes to, and with what weights.
+/// Arguments of the router kernel: it reads the router logits at `products` and writes experts, weights and input weights of
+/// each item to the other addresses.
 pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
     let (spec, router) = (&w.spec, &w.spec.router);
     let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
@@ -76,21 +82,22 @@ pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, inpu
     }
 }
 
-/// Every token at each of its experts.
+/// The addresses of the items' data.
 struct ExpertItems {
-    /// Where the experts lie.
+    /// The expert of each item, u32.
     chosen: u64,
-    /// The input: `items_a_row` visits read the same row.
+    /// The input rows of the experts; `items_a_row` consecutive items share one.
     x: u64,
     items_a_row: usize,
-    /// Gates and ups, what comes of them, and what experts give.
+    /// Gate and up of each item, `[n_items, 2 * n_ff]`; after the activation, `[n_items, n_ff]`; and the experts' results,
+    /// `[n_items, n_in]`.
     pairs: u64,
     gated: u64,
     down: u64,
 }
 
 impl ExpertItems {
-    /// The product of gate and up, to pairs, or of up alone.
+    /// The product of gate and up, or of up alone, stored to `pairs`.
     fn gate_and_up<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
         let (first, second) = w.gate.as_ref().map_or((&w.up, None), |gate| (gate, Some(&w.up)));
         GroupedLinearOp {
@@ -108,7 +115,7 @@ impl ExpertItems {
         }
     }
 
-    /// The last product.
+    /// The last product of the experts, stored to `down`.
     fn last<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
         GroupedLinearOp {
             label: "experts' down",
@@ -127,8 +134,8 @@ impl ExpertItems {
 }
 
 impl ModelRunner {
-    /// Whether the router takes this norm on its way, and has the normalised state made for the others then. `exact` steps have the
-    /// same bits however many tokens there are.
+    /// Whether one kernel applies `norm`, computes the router logits and chooses the experts. It also writes the normalised
+    /// rows for the experts. Not for `exact` passes, whose bits may not depend on the number of tokens.
     pub(super) fn router_norms(&self, batch: MicroBatch<'_>, w: &CudaExperts, norm: &CudaNorm) -> bool {
         !self.exact
             && batch.size.n_tokens <= GEMV_TOKENS
@@ -138,8 +145,9 @@ impl ModelRunner {
             && norm.n <= MAX_ROUTED
     }
 
-    /// The weighted experts of the normalised state, and what all tokens go through besides. `input`: that state, as products
-    /// take it; `norm`: what makes it, where the router does.
+    /// Launches the mixture of experts; the weighted sum is returned, in part not computed yet. `input`: the normalised
+    /// residual stream as products read it. `norm`: the norm that the router's kernel has to apply, if `input` is not made yet
+    /// ([`router_norms`](Self::router_norms)).
     pub(super) fn experts<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -169,13 +177,13 @@ impl ModelRunner {
         ] = self.scratch(elements(spec, n_embd, n));
         let (x, h) = (self.buffers.x.ptr(), self.buffers.h.ptr());
         let route = route_args(w, products, [chosen, weights, input_weights]);
-        // As exact as F32 however many tokens there are: close choices stay what they are.
+        // The router reads F32 inputs for any number of tokens, so that close choices do not depend on it.
         let mut routed = h;
         if let Some(norm) = &w.router_norm {
             self.norm_rows(batch, x, n_embd, norm, other)?;
             routed = other;
         }
-        // Three numbers and two flags for each expert.
+        // Shared memory of the router: three numbers and two flags for each expert.
         let memory = 14 * spec.n_expert;
         if let (Some(norm), Some(rows)) = (norm, &w.router_rows) {
             let args = FusedRouteArgs {
@@ -215,7 +223,7 @@ impl ModelRunner {
             (rows, items_a_row) = (weighed, 1);
         }
         let visits = ExpertItems { chosen, x: rows, items_a_row, pairs, gated, down };
-        if self.sorts(n, n * spec.n_used, spec.n_expert) {
+        if self.uses_grouped_gemm(n, n * spec.n_used, spec.n_expert) {
             self.run_experts_sorted(batch, w, &visits, [items, work], [packed, packed_gated])?;
         } else {
             self.run_experts(batch, w, &visits)?;
@@ -223,23 +231,23 @@ impl ModelRunner {
         self.sum(batch, w, input, [weights, down, sum, wide, shared])
     }
 
-    /// `down(activation(gate(x)) * up(x))` of every token at each of its experts.
+    /// Computes `down(activation(gate(x)) * up(x))` of each item with grouped GEMVs.
     fn run_experts(&mut self, batch: MicroBatch<'_>, w: &CudaExperts, v: &ExpertItems) -> Result<(), CudaError> {
         let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * batch.size.n_tokens);
         let product = v.gate_and_up(w);
         if w.gates_in_product() {
-            self.grouped(
+            self.grouped_gemv(
                 &GroupedLinearOp { epilogue: Epilogue::Gated, y: v.gated, y_stride: n_ff, ..product },
                 n_items,
             )?;
         } else {
-            self.grouped(&product, n_items)?;
+            self.grouped_gemv(&product, n_items)?;
             self.experts_activation(w, v, n_items)?;
         }
-        self.grouped(&v.last(w), n_items)
+        self.grouped_gemv(&v.last(w), n_items)
     }
 
-    /// The same of tokens sorted by expert.
+    /// Computes the same with grouped GEMMs over items sorted by expert.
     fn run_experts_sorted(
         &mut self,
         batch: MicroBatch<'_>,
@@ -250,21 +258,21 @@ impl ModelRunner {
     ) -> Result<(), CudaError> {
         let (n_ff, n_items) = (w.spec.expert.n_ff, w.spec.n_used * batch.size.n_tokens);
         let n_in = w.up.n_in();
-        let sorted = self.sort(v.chosen, n_items, w.spec.n_expert, places)?;
-        self.gather(&sorted, (v.x, v.items_a_row, n_in), n_in, packed)?;
+        let sorted = self.sort_by_group(v.chosen, n_items, w.spec.n_expert, places)?;
+        self.gather_rows(&sorted, (v.x, v.items_a_row, n_in), n_in, packed)?;
         let product = GroupedLinearOp { x: packed, ..v.gate_and_up(w) };
-        // Packed rows end with a panel, which nobody else fills up.
+        // The last panel of packed rows has to be padded, which the gated epilogue does not do.
         if w.gates_in_product() && n_ff.is_multiple_of(PANEL) {
-            self.sorted_product(&GroupedLinearOp { epilogue: Epilogue::Gated, y: packed_gated, ..product }, &sorted)?;
+            self.grouped_gemm(&GroupedLinearOp { epilogue: Epilogue::Gated, y: packed_gated, ..product }, &sorted)?;
         } else {
-            self.sorted_product(&product, &sorted)?;
+            self.grouped_gemm(&product, &sorted)?;
             self.experts_activation(w, v, n_items)?;
-            self.gather(&sorted, (v.gated, 1, n_ff), n_ff, packed_gated)?;
+            self.gather_rows(&sorted, (v.gated, 1, n_ff), n_ff, packed_gated)?;
         }
-        self.sorted_product(&GroupedLinearOp { x: packed_gated, ..v.last(w) }, &sorted)
+        self.grouped_gemm(&GroupedLinearOp { x: packed_gated, ..v.last(w) }, &sorted)
     }
 
-    /// `gated = activation(gate) * up` of pairs.
+    /// Launches `gated = activation(gate) * up` of all items, or `activation(up)` without a gate.
     fn experts_activation(&mut self, w: &CudaExperts, v: &ExpertItems, n_items: usize) -> Result<(), CudaError> {
         let n_ff = w.spec.expert.n_ff;
         let args = ExpertsActivationArgs {
@@ -279,7 +287,7 @@ impl ModelRunner {
         self.launch("experts_activation", "", grid, &args)
     }
 
-    /// The weighted sum of what the experts give, and what all tokens go through besides.
+    /// Returns the weighted sum over each token's experts, with the shared experts added.
     fn sum<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -315,7 +323,7 @@ impl ModelRunner {
         if w.own_norms.is_none() && w.latent.is_none() {
             return Ok(SublayerOutput::Sum(args));
         }
-        // The sum goes through more before what all tokens go through is added.
+        // The experts' sum goes through a norm or a product before the shared experts are added, so it is computed here.
         let mut result = sum;
         self.experts_sum(batch, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
         if let Some([_, norm, _]) = &w.own_norms {
@@ -332,9 +340,10 @@ impl ModelRunner {
         Ok(SublayerOutput::Rows(result))
     }
 
-    /// A weighted sum of what experts give.
+    /// Launches the weighted sum.
     pub(super) fn experts_sum(&mut self, batch: MicroBatch<'_>, args: &ExpertsSumArgs) -> Result<(), CudaError> {
-        // Of a few tokens all multiprocessors have some; each block needs the gate's product.
+        // For a few tokens, several blocks of each, so that all multiprocessors work. With more tokens one block of each: every
+        // block computes the product with the shared gate again.
         let n = batch.size.n_tokens;
         let blocks = if n <= GEMV_TOKENS { (args.n as usize).div_ceil(256) } else { 1 };
         self.launch("experts_sum", "", LaunchGrid { blocks: [blocks, n, 1], threads: 256, shared: 0 }, args)

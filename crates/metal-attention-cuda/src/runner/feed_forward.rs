@@ -1,4 +1,4 @@
-//! Dense feed-forwards.
+//! Dense feed-forwards: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 
 use super::layer::SublayerOutput;
 use super::linear::{LinearInput, LinearOp};
@@ -9,11 +9,12 @@ use crate::device::CudaBuffer;
 use crate::launch::LaunchGrid;
 use crate::weights::CudaDense;
 
-/// Elements of a row that a block takes, where several share it.
+/// Elements of a row that a block of the activation kernel takes.
 const ELEMENTS_OF_A_BLOCK: usize = 2048;
 
 impl ModelRunner {
-    /// `down` and what it multiplies, `activation(gate(input)) * up(input)`, or `activation(up(input))` without a gate.
+    /// Launches a dense feed-forward but for its last product, which is returned with its input. Gate and up are one gated
+    /// product where that can apply the activation (`fuses_activation`), else a product and an activation kernel.
     pub(super) fn dense<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -68,7 +69,8 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "down", linear: &w.down, input })
     }
 
-    /// Activations of `n_tokens` rows, packed as well where products of so many tokens take them so.
+    /// Launches the activation kernel for `n_tokens` rows. The result is packed as well, where the product that follows reads
+    /// packed rows.
     pub(super) fn activate(&mut self, args: ActivationArgs, n_tokens: usize) -> Result<(), CudaError> {
         let packed = if self.uses_f32_inputs(n_tokens) { 0 } else { args.packed };
         let args = ActivationArgs { packed, n_token_tiles: self.packed_layout(n_tokens), ..args };

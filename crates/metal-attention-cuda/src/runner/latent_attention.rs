@@ -1,5 +1,8 @@
-//! Multi-head latent attention: the cache holds one compressed row a token, which is key and value of all heads; the keys'
-//! expansion is taken into the query, that of the values follows attention.
+//! Multi-head latent attention (MLA, as in DeepSeek-V2): the KV cache holds one compressed row of each position, `[kv_rank +
+//! shared_dim]`, which is key and value of all heads.
+//!
+//! In the absorbed form: each head's query is multiplied by its key expansion before attention, so that it can be compared with
+//! compressed rows directly, and attention's result by its value expansion afterwards.
 
 use metal_attention_model::{CacheType, LatentAttentionSpec, RopeLayout};
 
@@ -14,12 +17,13 @@ use crate::launch::LaunchGrid;
 use crate::stack::CudaStack;
 use crate::weights::CudaLatentAttention;
 
-/// Heads of a block of attention, and positions that it takes at once: `HEADS` and `POSITIONS` of `latent_attention.cu`.
+/// Heads of an attention block, and positions that it processes at a time: `HEADS` and `POSITIONS` of `latent_attention.cu`.
 const HEADS: usize = 8;
 const POSITIONS: usize = 32;
 
-/// Elements, for `n` tokens, of compressed queries; queries; the compressed row and the shared key; queries over compressed rows;
-/// attention's result, values; items sorted by head, two of these, and their rows as products take them.
+/// Scratch elements for `n` tokens: compressed queries; queries; compressed rows with the shared part of the keys; queries
+/// expanded to compressed rows; results of attention; values; and for grouped products over heads, the sorted items, the work
+/// list and the packed rows.
 pub(super) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
     let (n_head, key_dim) = (spec.n_head, spec.kv_rank + spec.shared_dim);
     let n_items = n.saturating_mul(n_head);
@@ -38,7 +42,7 @@ pub(super) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
 }
 
 impl ModelRunner {
-    /// The latent attention of layer `i`.
+    /// Launches the latent attention of layer `i`, but for its output product.
     pub(super) fn latent_attention<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -59,8 +63,8 @@ impl ModelRunner {
             }
             None => self.store_all(batch, "queries", [&w.q], input, q)?,
         }
-        let sorted = if self.sorts(n, n * n_head, n_head) {
-            Some((self.sort(0, n * n_head, n_head, [items, work])?, packed))
+        let sorted = if self.uses_grouped_gemm(n, n * n_head, n_head) {
+            Some((self.sort_by_group(0, n * n_head, n_head, [items, work])?, packed))
         } else {
             None
         };
@@ -72,7 +76,8 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "attention output", linear: &w.out, input })
     }
 
-    /// The product of each head's part of rows and its own matrix.
+    /// Launches the product of each head's part of the rows at `x` with the head's own matrix. `sorted`: the items sorted by
+    /// head and an address for packed rows, to use a grouped GEMM.
     fn head_products(
         &mut self,
         batch: MicroBatch<'_>,
@@ -95,12 +100,13 @@ impl ModelRunner {
             y,
             y_stride,
         };
-        let Some((sorted, packed)) = sorted else { return self.grouped(&product, stack.n * batch.size.n_tokens) };
-        self.gather(&sorted, (x, 1, x_stride), stack.n_in(), packed)?;
-        self.sorted_product(&GroupedLinearOp { x: packed, ..product }, &sorted)
+        let Some((sorted, packed)) = sorted else { return self.grouped_gemv(&product, stack.n * batch.size.n_tokens) };
+        self.gather_rows(&sorted, (x, 1, x_stride), stack.n_in(), packed)?;
+        self.grouped_gemm(&GroupedLinearOp { x: packed, ..product }, &sorted)
     }
 
-    /// Queries as attention takes them, and the way of compressed rows into the cache.
+    /// Launches the kernel that applies norm and RoPE to queries and compressed rows, and appends the compressed rows to the KV
+    /// cache.
     fn latent_inputs(
         &mut self,
         batch: MicroBatch<'_>,
@@ -138,7 +144,7 @@ impl ModelRunner {
         self.launch(&format!("latent_inputs_{}", element(batch)), "", grid, &args)
     }
 
-    /// Attention of all tokens' queries over the compressed rows.
+    /// Launches attention over the compressed rows, and the merge of its split-KV results.
     fn run_latent_attention(
         &mut self,
         batch: MicroBatch<'_>,
@@ -175,7 +181,7 @@ impl ModelRunner {
     }
 }
 
-/// As the cache's type is in the names of kernels.
+/// The name of the cache's element type in kernel names.
 fn element(batch: MicroBatch<'_>) -> &'static str {
     match batch.cache.cache_type {
         CacheType::F16 => "f16",

@@ -1,4 +1,8 @@
-//! One layer: its mixer and feed-forward, each with its norms and its way into the residual stream.
+//! [`ModelRunner::layer`]: one layer, that is, a mixer and a feed-forward, each with its norms and its residual join.
+//!
+//! The residual stream `x` (F32 `[n_tokens, n_embd]`) is read and updated in place. A sublayer stops short of its last product
+//! and returns it as [`SublayerOutput`], so that [`join`](ModelRunner::join) can let that product add to the residual stream
+//! itself where no norm and no sum over ranks comes between.
 
 use metal_attention_model::Residual;
 
@@ -9,19 +13,19 @@ use crate::CudaError;
 use crate::args::{Epilogue, ExpertsSumArgs, NormArgs};
 use crate::weights::{CudaFeedForward, CudaLayer, CudaLinear, CudaMixer, CudaNorm};
 
-/// What a mixer or a feed-forward gives; a mixer may give several, whose sum counts.
+/// The result of a mixer or a feed-forward, mostly not computed yet. A mixer may have several, which are added.
 #[derive(Clone, Copy)]
 pub(super) enum SublayerOutput<'w> {
-    /// What this matrix makes of rows.
+    /// The product `linear` of `input`.
     Product { label: &'static str, linear: &'w CudaLinear, input: LinearInput },
-    /// F32 rows that lie there, as wide as the residual stream.
+    /// F32 rows `[n_tokens, n_embd]` at this address.
     Rows(u64),
-    /// A weighted sum of what experts give, which is still to be made: as these say, but for where it goes.
+    /// The weighted sum over the experts of each token. `out`, `add` and `scale` are still to be set.
     Sum(ExpertsSumArgs),
 }
 
 impl ModelRunner {
-    /// All that layer `i` does.
+    /// Launches layer `i`, in the order that its [`Residual`] prescribes.
     pub(super) fn layer(&mut self, batch: MicroBatch<'_>, i: usize, layer: &CudaLayer) -> Result<(), CudaError> {
         let (n, n_embd, x) = (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.ptr());
         let (mixer_norm, mixer_post) = (layer.mixer_norm.as_ref(), layer.mixer_post_norm.as_ref());
@@ -42,7 +46,7 @@ impl ModelRunner {
                 self.join(batch, output.as_slice(), is_sharded, post, scale)?;
             }
             Residual::Parallel => {
-                // What the feed-forward reads does not have the mixer's result.
+                // The feed-forward reads the residual stream without the mixer's result, so both outputs are joined at the end.
                 let input = self.mixer_input(batch, i, mixer_norm, norm.is_none())?;
                 let mixer_output = self.mixer(batch, i, &layer.mixer, input)?;
                 let (input, router_norm) =
@@ -74,7 +78,7 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// The input of the mixer of layer `i`; where it is `shared`, that of the feed-forward, too.
+    /// Makes the input of the mixer of layer `i`; if `shared`, it is also that of the feed-forward.
     fn mixer_input(
         &mut self,
         batch: MicroBatch<'_>,
@@ -87,7 +91,9 @@ impl ModelRunner {
         self.normed_input(batch, norm, as_rows)
     }
 
-    /// The input of the feed-forward of layer `i`, and the norm that still has to make it, where a router does.
+    /// Makes the input of the feed-forward of layer `i`. In a decode step of a mixture of experts the router's kernel applies
+    /// the norm and writes the normalised rows; then that norm is returned, and the input is valid only after the router has
+    /// run.
     fn feed_forward_input<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -104,6 +110,7 @@ impl ModelRunner {
         Ok((self.normed_input(batch, norm, as_rows)?, None))
     }
 
+    /// The normalised residual stream as input of products; if `as_rows`, also as F32 rows in `h`.
     fn normed_input(
         &mut self,
         batch: MicroBatch<'_>,
@@ -114,7 +121,7 @@ impl ModelRunner {
         if as_rows { self.normed_with_f32(norm, n_embd, n) } else { self.normed(norm, n_embd, n) }
     }
 
-    /// What the mixer of layer `i` makes of `input`, but for its last products.
+    /// Launches the mixer of layer `i`, but for its last products.
     fn mixer<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -139,7 +146,8 @@ impl ModelRunner {
         })
     }
 
-    /// What the feed-forward of layer `i` makes of `input`, but for its last product. `unmade`: the norm that is still to make it.
+    /// Launches the feed-forward of layer `i`, but for its last product. `router_norm`: the norm that the router's kernel has
+    /// to apply.
     fn feed_forward<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -156,7 +164,8 @@ impl ModelRunner {
         })
     }
 
-    /// `x += scale * norm(sum of given)`; where these are `parts`, the sum goes over all cards, too.
+    /// `x += scale * norm(sum of outputs)`. `is_sharded`: the outputs are partial sums of this rank, and are added up over all
+    /// ranks first.
     pub(super) fn join(
         &mut self,
         batch: MicroBatch<'_>,
@@ -168,7 +177,8 @@ impl ModelRunner {
         let (n, n_embd, x, result) =
             (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.ptr(), self.buffers.result.ptr());
         for (i, sum) in outputs.iter().enumerate() {
-            // Through a norm, and to other cards, goes the whole sum.
+            // A norm, and a sum over the ranks, need the complete sum of the outputs in `result`; else each output is added to
+            // `x` directly.
             let (y, epilogue, scale) = match (norm.is_some() || is_sharded, i) {
                 (false, _) => (x, Epilogue::Add, scale),
                 (true, 0) => (result, Epilogue::Store, 1.0),

@@ -1,4 +1,4 @@
-//! Mamba and Mamba-2: state spaces behind a short convolution, with a gate.
+//! Mamba and Mamba-2: input product, short convolution, the selective scan (`recurrence.rs`), gate and output product.
 
 use bytemuck::Zeroable;
 use metal_attention_model::{Mamba2Spec, MambaDecay, MambaSpec};
@@ -15,13 +15,13 @@ use crate::device::CudaBuffer;
 use crate::launch::LaunchGrid;
 use crate::weights::{CudaMamba, CudaMamba2};
 
-/// `x` and `z`; `x` after the convolution; what the tokens choose by; of these `dt` before and after it is expanded, `B` and `C`;
-/// result.
+/// Scratch widths of Mamba: `x` and `z`; `x` after the convolution; the selection, that is, `dt`, `B` and `C` before norms;
+/// `dt` before and after its expansion; `B` and `C`; the result.
 pub(super) fn widths(spec: &MambaSpec) -> [usize; 7] {
     [2 * spec.width, spec.width, spec.selection().n, spec.dt_rank, spec.n_dt(), 2 * spec.d_state, spec.width]
 }
 
-/// `z`, `x`, `B`, `C` and `dt`; what comes of the convolution; result.
+/// Scratch widths of Mamba-2: `z`, `x`, `B`, `C` and `dt`; `x`, `B` and `C` after the convolution; the result.
 pub(super) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
     [spec.input_width(), spec.conv_width(), spec.width()]
 }
@@ -31,7 +31,8 @@ fn ptr(vector: Option<&CudaBuffer>) -> u64 {
 }
 
 impl ModelRunner {
-    /// Mamba-2 of layer `i`.
+    /// Launches the Mamba-2 of layer `i`, but for its output product. The layer's state is the last inputs of the convolution,
+    /// `[n_tap - 1, channels]`, then a matrix for each head.
     pub(super) fn mamba2<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -87,7 +88,7 @@ impl ModelRunner {
             self.convolution(batch, i, convolution)?;
             self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.walk, &args)?;
         }
-        // The norm of a whole row goes with the product.
+        // A norm over the whole row is applied by the output product; a norm of groups is a launch.
         let of_row = w.norm.as_ref().filter(|_| spec.n_group == 1);
         if let Some(norm) = w.norm.as_ref().filter(|_| spec.n_group > 1) {
             let norm = GroupNormArgs {
@@ -107,7 +108,8 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "Mamba output", linear: &w.out, input })
     }
 
-    /// Mamba of layer `i`.
+    /// Launches the Mamba of layer `i`, but for its output product. The layer's state is the last inputs of the convolution,
+    /// then `d_state` numbers for each channel.
     pub(super) fn mamba<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -119,7 +121,7 @@ impl ModelRunner {
         let (width, d_state, select) = (spec.width, spec.d_state, spec.selection());
         let [inputs, conv, chosen, low, dt, bc, out] = self.scratch_rows(batch, widths(spec));
         self.store_all(batch, "Mamba inputs", [&w.input], input, inputs)?;
-        // Where there are heads, z and x of each lie one below the other.
+        // With decays of heads, the input rows are z and x of each head in turn, and not all z and then all x.
         let (first, block, step_of) = match spec.decay {
             MambaDecay::Channels => (0, width, width),
             MambaDecay::Heads(n_head) => (width / n_head, width / n_head, 2 * (width / n_head)),
@@ -155,7 +157,7 @@ impl ModelRunner {
             LaunchGrid { blocks: [batch.size.n_tokens, 1, 1], threads: 96, shared: 0 },
             &args,
         )?;
-        // The bias is added where `dt` is read.
+        // The scan adds the bias.
         let input = self.rows_input(batch, low, spec.dt_rank, None)?;
         self.store_matrices(batch, "Mamba dt", [&w.dt.weight], 0, input, dt)?;
         let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * width);

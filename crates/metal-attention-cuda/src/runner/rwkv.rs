@@ -1,4 +1,5 @@
-//! RWKV's time mixes and its channel mix, which keep a state and the input of the token before.
+//! RWKV: the time mixes of RWKV-6 and RWKV-7 (mixers) and the channel mix (a feed-forward), whose inputs are interpolated
+//! between a token and the one before it (token shift).
 
 use bytemuck::Zeroable;
 use metal_attention_model::{ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
@@ -18,16 +19,16 @@ use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
 use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwkv7};
 
-/// Mixed inputs, what the tokens have a say in these with, before and after it is expanded; receptance, keys, values, gate; decay
-/// before and after it is expanded; the heads' results.
+/// Scratch widths of RWKV-6: the mixed inputs; the data-dependent part of the interpolation, before and after its expansion;
+/// receptance, keys, values and gate; the decay before and after its expansion; the heads' results.
 pub(super) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
     let (width, n_kv) = (spec.width, spec.n_head_kv * spec.head_dim);
     let (mixed, given) = (RWKV6_MIXES * width, RWKV6_MIXES * spec.mix_rank);
     [mixed, given, mixed, width, n_kv, n_kv, width, spec.decay_rank, width, width]
 }
 
-/// Mixed inputs; receptance, keys, values; the low-rank products' middles; decay, rate, how much of the first values comes in,
-/// gate; removed keys; the heads' results.
+/// Scratch widths of RWKV-7: the mixed inputs; receptance, keys and values; the inner rows of all low-rank products; decay,
+/// rate, the share of the first layer's values, and gate; removed keys; the heads' results.
 pub(super) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
     let width = spec.width;
     let ranks = [spec.decay_rank, spec.rate_rank, spec.value_rank, spec.gate_rank.unwrap_or(0)];
@@ -35,18 +36,18 @@ pub(super) fn widths7(spec: &Rwkv7Spec) -> [usize; 11] {
     [spec.n_mix() * width, width, width, width, low, width, width, width, width, width, width]
 }
 
-/// Mixed inputs, keys, receptance, result.
+/// Scratch widths of the channel mix: mixed inputs, keys, receptance, result.
 pub(super) fn widths_of_channel_mix(spec: &ChannelMixSpec) -> [usize; 4] {
     [spec.n_mix() * spec.n_embd, spec.width, spec.n_embd, spec.n_embd]
 }
 
-/// Elements that the middle of a low-rank product begins with a multiple of.
+/// Alignment of the inner row of a low-rank product, in elements, for vector loads.
 const ALIGNED_RANK: usize = 4;
 
-/// Elements of an input that goes through a function on its way: `MAX_CHANGED`.
+/// Most elements of an input to which `side_products` applies a function: `MAX_CHANGED` of `rwkv.cu`.
 const MAX_CHANGED: usize = 1024;
 
-/// A product of one token beside others.
+/// One of several independent products of a single token in one launch.
 struct SideProduct<'w> {
     linear: &'w CudaLinear,
     x: u64,
@@ -54,30 +55,30 @@ struct SideProduct<'w> {
     function: InputFunction,
 }
 
-/// A product through a small middle.
+/// A low-rank product `up(function(down(x)))`.
 struct LowRank<'w> {
     weights: &'w CudaLowRank,
-    /// What the middle goes through.
+    /// The function on the inner row.
     function: Option<ElementwiseFunction>,
     x: u64,
     middle: u64,
     y: u64,
 }
 
-/// A token shift.
+/// A token shift: `n_mix` interpolations between each token's normalised input and that of the token before it.
 struct TokenShift {
     states: StatesArgs,
     lerps: u64,
-    /// What tokens add to these; 0: nothing.
+    /// Address of what is added to the interpolation weights of each token; 0: nothing.
     more: u64,
     out: u64,
     width: usize,
     n_mix: usize,
-    /// Whether the row of the token before goes on.
+    /// Whether to store the last token's input as the state; false if another shift of the layer reads the old one.
     advance: bool,
 }
 
-/// Where of mixed inputs of `width` those of mix `m` lie.
+/// The address of the mixed inputs number `m`, `[n_tokens, width]`.
 fn mix_address(batch: MicroBatch<'_>, mixed: u64, width: usize, m: usize) -> u64 {
     mixed + 4 * (m * batch.size.n_tokens * width) as u64
 }
@@ -101,7 +102,7 @@ impl<'w> LowRank<'w> {
 }
 
 impl SideProduct<'_> {
-    /// Whether it can go beside others.
+    /// Whether `side_products` can compute it: no bias, and vector loads.
     fn can_run_beside(&self) -> bool {
         let n_in = self.linear.weight.n_in;
         let changes = self.function != InputFunction::AsItLies;
@@ -110,11 +111,12 @@ impl SideProduct<'_> {
 }
 
 impl ModelRunner {
-    /// Products of one token in a launch.
+    /// Launches independent products of a single token together, so that small matrices, too, occupy the device.
     fn side_products(&mut self, label: &'static str, products: &[SideProduct<'_>]) -> Result<(), CudaError> {
         let n_tiles: usize = products.iter().map(|product| product.linear.weight.n_tiles()).sum();
         let n_sm = self.gpu.summary().n_sm;
-        // Warps of a tile, groups of tiles that a block takes at once, and panels of each, of which a block has one after the other.
+        // Warps that share a tile; groups of tiles that a block takes in turn; and a measure of the work, by which blocks are
+        // divided among the products.
         let shares = products.iter().map(|product| {
             let matrix = &product.linear.weight;
             let n_panels = matrix.n_in.div_ceil(PANEL);
@@ -147,7 +149,7 @@ impl ModelRunner {
         self.launch("side_products", label, grid, &args)
     }
 
-    /// `out` of the normalised state.
+    /// Launches a token shift of the normalised input in `h`.
     fn shift(&mut self, batch: MicroBatch<'_>, shift: &TokenShift) -> Result<(), CudaError> {
         let (runs, _) = Self::runs(batch);
         let args = TokenShiftArgs {
@@ -165,7 +167,7 @@ impl ModelRunner {
         self.launch("token_shift", "", Self::channels_of_runs(batch, shift.width), &args)
     }
 
-    /// `y = up f(down x)`, through `middle`.
+    /// Launches `y = up(function(down(x)))`, with the inner row at `middle`.
     fn low_rank(
         &mut self,
         batch: MicroBatch<'_>,
@@ -180,7 +182,8 @@ impl ModelRunner {
         self.store_rows(batch, "low rank", &w.up, middle, y)
     }
 
-    /// The time mix of layer `i`, RWKV-6's. Its states are a matrix for each head, then the input of the last token.
+    /// Launches the RWKV-6 time mix of layer `i`, but for its output product. The layer's state is a matrix for each head, then
+    /// the input of the last token.
     pub(super) fn rwkv6<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -191,7 +194,8 @@ impl ModelRunner {
         let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
         let [mixed, given, more, r, k, v, gate, low, decay, heads] = self.scratch_rows(batch, widths6(spec));
         let states = batch.recurrent.of_layer(i, width * dim);
-        // Tokens have a say in how far each goes towards the one before, which is read twice.
+        // The interpolation weights depend on a first interpolation, so the previous token's input is read twice, and stored
+        // after the second time.
         let once = TokenShift { states, lerps: w.lerp_x.ptr(), more: 0, out: mixed, width, n_mix: 1, advance: false };
         self.shift(batch, &once)?;
         self.store_rows(batch, "token shift", &w.mix_down, mixed, given)?;
@@ -209,9 +213,9 @@ impl ModelRunner {
             y: more,
             y_stride: width,
         };
-        self.grouped(&up, RWKV6_MIXES * batch.size.n_tokens)?;
+        self.grouped_gemv(&up, RWKV6_MIXES * batch.size.n_tokens)?;
         self.shift(batch, &TokenShift { lerps: w.lerps.ptr(), more, n_mix: RWKV6_MIXES, advance: true, ..once })?;
-        // Mixed inputs are those of w, k, v, r, g.
+        // The mixed inputs in order: decay, keys, values, receptance, gate.
         let of_mix = |m: usize| mix_address(batch, mixed, width, m);
         self.low_rank(batch, &w.decay, Some(ElementwiseFunction::Tanh), [of_mix(0), low, decay])?;
         for (linear, m, y) in [(&w.key, 1, k), (&w.value, 2, v), (&w.receptance, 3, r), (&w.gate, 4, gate)] {
@@ -243,7 +247,7 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
     }
 
-    /// The same of RWKV-7.
+    /// Launches the RWKV-7 time mix of layer `i`, but for its output product. Its state is laid out as that of RWKV-6.
     pub(super) fn rwkv7<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -259,7 +263,7 @@ impl ModelRunner {
             batch,
             &TokenShift { states, lerps, more: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
         )?;
-        // Mixed inputs are those of r, w, k, v, a, g.
+        // The mixed inputs in order: receptance, decay, keys, values, rate, gate.
         let of_mix = |m: usize| mix_address(batch, mixed, width, m);
         let large = [(&w.receptance, 0, r), (&w.key, 2, k), (&w.value, 3, v)];
         let value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
@@ -282,7 +286,7 @@ impl ModelRunner {
             large.map(|(linear, m, y)| SideProduct { linear, x: of_mix(m), y, function: InputFunction::AsItLies });
         let first: Vec<_> = first.into_iter().chain(small.iter().map(LowRank::first)).collect();
         let second: Vec<_> = small.iter().map(LowRank::second).collect();
-        // `exact` steps have the same bits however many tokens there are.
+        // Not in `exact` passes, whose bits may not depend on the number of tokens.
         if !self.exact && batch.size.n_tokens == 1 && first.iter().chain(&second).all(SideProduct::can_run_beside) {
             self.side_products("time mix", &first)?;
             self.side_products("low rank", &second)?;
@@ -336,7 +340,8 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
     }
 
-    /// The channel mix of layer `i`.
+    /// Launches the channel mix of layer `i`; without a receptance, but for its last product. Its state, the input of the last
+    /// token, follows that of the mixer.
     pub(super) fn channel_mix<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -361,7 +366,7 @@ impl ModelRunner {
     }
 }
 
-/// The norm of each head's result.
+/// Arguments of the norm of each head's result.
 fn head_norm(norm: Option<&[CudaBuffer; 2]>, eps: f32, n_head: usize, dim: usize) -> GroupNormArgs {
     let kind = if norm.is_some() { GroupNormKind::Layer } else { GroupNormKind::None };
     let [weight, bias] = norm.map_or([0; 2], |norm| norm.each_ref().map(CudaBuffer::ptr));

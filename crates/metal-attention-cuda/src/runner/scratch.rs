@@ -1,4 +1,8 @@
-//! Rows that mixers and experts work on between their products, one for each token, and the kernels that many of them share.
+//! The scratch of sublayers, that is, the rows that a mixer or a mixture of experts computes between its products, and the
+//! launches that several kinds of sublayers share.
+//!
+//! One buffer (`Activations::rows`) serves all sublayers in turn: each lays out its rows anew, and nothing in it survives the
+//! sublayer.
 
 use metal_attention_model::{FeedForward, Mixer, ModelSpec};
 
@@ -12,16 +16,17 @@ use crate::matrix::CudaMatrix;
 use crate::recurrent_state::RunSizes;
 use crate::weights::{CudaJoined, CudaLinear, CudaNorm};
 
-/// Elements that each kind of rows begins with a multiple of.
+/// Alignment of each part of the scratch, in elements.
 const ALIGNED: usize = 64;
 
-/// Most tokens of a run that a block of `convolution` or of `token_shift` takes: `CONVOLVED` and `SHIFTED`.
+/// Most tokens of a run that a block of `convolution` or `token_shift` takes: `CONVOLVED` and `SHIFTED` of `recurrent.cu` and
+/// `rwkv.cu`.
 const TOKENS_OF_BLOCK: usize = 16;
 
-/// Elements of a group up to which a warp normalises it and not a block.
+/// Most elements of a group that one warp normalises; larger groups take a block.
 const SMALL_GROUP: u32 = 256;
 
-/// Elements of what a mixer or a feed-forward keeps of `n_tokens` tokens while it runs; each has the room for itself.
+/// The parts of the scratch of each sublayer that has any, in elements for `n` tokens.
 fn elements_of_layers(model: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
     fn times_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
         widths.map(|width| width.saturating_mul(n)).to_vec()
@@ -48,14 +53,14 @@ fn elements_of_layers(model: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// Elements of all rows of `n_tokens` tokens, and the widest row that products take.
+/// Elements of the scratch for `n_tokens` tokens, and the widest of its rows.
 pub(crate) fn scratch_elements(spec: &ModelSpec, n_tokens: usize) -> (usize, usize) {
     let of_layers = |n| elements_of_layers(spec, n).into_iter();
     let room = of_layers(n_tokens).map(|all| all.iter().map(|n| n.next_multiple_of(ALIGNED)).sum::<usize>());
     (room.max().unwrap_or(0), of_layers(1).flatten().max().unwrap_or(0))
 }
 
-/// Whether a mixer reads its input otherwise than by products.
+/// Whether a mixer reads the normalised residual stream as F32 rows (for token shifts), and not through products only.
 pub(crate) fn mixer_reads_rows(mixer: &Mixer) -> bool {
     match mixer {
         Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => true,
@@ -70,7 +75,7 @@ pub(crate) fn mixer_reads_rows(mixer: &Mixer) -> bool {
     }
 }
 
-/// Whether a feed-forward does.
+/// Whether a feed-forward does so.
 pub(crate) fn feed_forward_reads_rows(feed_forward: &FeedForward) -> bool {
     match feed_forward {
         FeedForward::Experts(_) | FeedForward::ChannelMix(_) => true,
@@ -79,12 +84,12 @@ pub(crate) fn feed_forward_reads_rows(feed_forward: &FeedForward) -> bool {
 }
 
 impl ModelRunner {
-    /// Where rows of these widths lie, which those of another call overwrite.
+    /// The addresses of scratch rows of these widths for each token. They overwrite those of earlier calls.
     pub(super) fn scratch_rows<const N: usize>(&self, batch: MicroBatch<'_>, widths: [usize; N]) -> [u64; N] {
         self.scratch(widths.map(|width| width * batch.size.n_tokens))
     }
 
-    /// The same for so many elements each.
+    /// The addresses of scratch parts of that many elements. They overwrite those of earlier calls.
     pub(super) fn scratch<const N: usize>(&self, elements: [usize; N]) -> [u64; N] {
         let mut at = 0;
         let places = elements.map(|n| {
@@ -96,8 +101,8 @@ impl ModelRunner {
         places
     }
 
-    /// F32 rows, perhaps through a norm, as a product takes them; they may become what it gives. Only one such input is there at a
-    /// time.
+    /// F32 rows of the scratch as input of products, perhaps through a norm. May overwrite `x` with the normalised rows, and
+    /// overwrites `packed_rows`, so only one such input is valid at a time.
     pub(super) fn rows_input(
         &mut self,
         batch: MicroBatch<'_>,
@@ -121,7 +126,7 @@ impl ModelRunner {
         Ok(LinearInput::Rows { x, norm: 0, eps: 0.0 })
     }
 
-    /// `norm(x)` of all tokens' rows, to rows at `out`.
+    /// Launches `out = norm(x)` for all tokens' rows.
     pub(super) fn norm_rows(
         &mut self,
         batch: MicroBatch<'_>,
@@ -133,7 +138,7 @@ impl ModelRunner {
         self.norm(NormArgs { out, ..norm_args(Some(norm), x, width) }, batch.size.n_tokens)
     }
 
-    /// `y = W x + b` of all tokens, for matrices one below the other.
+    /// Launches `y = W x + b` for all tokens, with matrices one below the other. Only a single matrix may have a bias.
     pub(super) fn store_all<const N: usize>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -146,7 +151,7 @@ impl ModelRunner {
         self.store_matrices(batch, label, linears.map(|linear| &linear.weight), bias, input, y)
     }
 
-    /// The same of matrices that are joined.
+    /// Launches `y = W x + b` with matrices that were joined at load.
     pub(super) fn store_joined(
         &mut self,
         batch: MicroBatch<'_>,
@@ -169,7 +174,7 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// The same without biases, or with all of them in one.
+    /// Launches `y = W x + b` with matrices one below the other and one bias for all rows (an address, or 0).
     pub(super) fn store_matrices<const N: usize>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -192,7 +197,7 @@ impl ModelRunner {
         self.product(&product, input, n_in, batch.size.n_tokens)
     }
 
-    /// `y = W x + b` of F32 rows, of which this is all that is made.
+    /// Launches `y = W x + b` of F32 rows at `x` that no other product reads.
     pub(super) fn store_rows(
         &mut self,
         batch: MicroBatch<'_>,
@@ -205,13 +210,13 @@ impl ModelRunner {
         self.store_all(batch, label, [linear], input, y)
     }
 
-    /// The runs of a step's batch.
+    /// The runs of the micro-batch: their addresses and sizes.
     pub(super) fn runs(batch: MicroBatch<'_>) -> (RunsArgs, RunSizes) {
         (batch.recurrent.runs(), batch.size.runs)
     }
 
-    /// The convolution of layer `i`, perhaps between gates, whose last inputs are the beginning of the layer's states. `args`: but
-    /// for what the step says.
+    /// Launches the convolution of layer `i`. Its state, the last inputs, is the first part of the layer's state. `args` need
+    /// no runs and states.
     pub(super) fn convolution(
         &mut self,
         batch: MicroBatch<'_>,
@@ -223,22 +228,22 @@ impl ModelRunner {
         self.launch(name, "", Self::channels_of_runs(batch, args.channels as usize), &args)
     }
 
-    /// Its `args` with what the step says.
+    /// `args` with the runs of the micro-batch and the states of layer `i`.
     pub(super) fn convolution_of(batch: MicroBatch<'_>, i: usize, args: ConvolutionArgs) -> ConvolutionArgs {
         let (runs, _) = Self::runs(batch);
         ConvolutionArgs { runs, states: batch.recurrent.of_layer(i, 0), ..args }
     }
 
-    /// The grid of kernels that take a channel of a run, 128 to a block.
+    /// A grid with a thread for each channel and some tokens of a run, 128 channels to a block.
     pub(super) fn channels_of_runs(batch: MicroBatch<'_>, channels: usize) -> LaunchGrid {
         let (_, sizes) = Self::runs(batch);
         let blocks = [channels.div_ceil(128), sizes.longest.div_ceil(TOKENS_OF_BLOCK), sizes.n];
         LaunchGrid { blocks, threads: 128, shared: 0 }
     }
 
-    /// Norm and gate of groups of each token's row.
+    /// Launches norm and gate over groups of each token's row.
     pub(super) fn group_norm(&mut self, batch: MicroBatch<'_>, args: &GroupNormArgs) -> Result<(), CudaError> {
-        // Four elements a thread, as far as a block has threads.
+        // Four elements for each thread, as far as a block has threads.
         let (name, groups, threads) = match args.n {
             0..=SMALL_GROUP => ("group_norm_small", 4, 128),
             n => ("group_norm", 1, (n as usize / 4).next_multiple_of(32).min(1024)),
@@ -247,7 +252,7 @@ impl ModelRunner {
         self.launch(name, "", LaunchGrid { blocks, threads, shared: 0 }, args)
     }
 
-    /// A function of each element of all tokens' rows.
+    /// Launches a function of each element of all tokens' rows at `x`; `with` is the address of its second operand, or 0.
     pub(super) fn elementwise(
         &mut self,
         batch: MicroBatch<'_>,

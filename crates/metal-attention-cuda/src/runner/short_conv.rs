@@ -1,4 +1,4 @@
-//! Gated short convolutions.
+//! The gated short convolution as a mixer (LFM2): input product, convolution between two gates, output product.
 
 use bytemuck::Zeroable;
 use metal_attention_model::ShortConvSpec;
@@ -10,13 +10,14 @@ use crate::CudaError;
 use crate::args::{ConvolutionArgs, RowsArgs};
 use crate::weights::CudaShortConv;
 
-/// Gates and input, result.
+/// Scratch widths: the two gates and the input; the result.
 pub(super) fn widths(spec: &ShortConvSpec) -> [usize; 2] {
     [3 * spec.width, spec.width]
 }
 
 impl ModelRunner {
-    /// The convolution of layer `i`.
+    /// Launches the short convolution of layer `i`, but for its output product. The layer's state is the last inputs of the
+    /// convolution.
     pub(super) fn short_conv<'w>(
         &mut self,
         batch: MicroBatch<'_>,

@@ -1,5 +1,6 @@
-//! Embeddings that layers have of their own, and several residual streams of which each layer computes with the first (`AltUp`,
-//! arXiv 2301.13310), with learned residuals of low rank beside attention (`LAuReL`, arXiv 2411.07501), as Gemma 3n has them.
+//! The parts of Gemma 3n beside mixer and feed-forward (`streams.cu`): per-layer embeddings; several residual streams, of which
+//! each layer computes with the first and predicts the others (AltUp, arXiv 2301.13310); and a low-rank residual beside
+//! attention (LAuReL, arXiv 2411.07501).
 
 use metal_attention_model::{ModelSpec, Streams};
 
@@ -11,11 +12,11 @@ use crate::launch::LaunchGrid;
 use crate::support::activation_code;
 use crate::weights::{CudaLayer, CudaLayerStreams, CudaPerLayer, CudaStreams};
 
-/// Rows in a buffer: where the first is, and elements from one to the next.
+/// Rows in a buffer: the address of the first, and the elements from one to the next.
 type StreamRows = (u64, usize);
 
 impl ModelRunner {
-    /// The inputs of every layer's own embedding: `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`.
+    /// Launches the per-layer embeddings of all layers: `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`.
     pub(super) fn per_layer_embeddings(
         &mut self,
         spec: &ModelSpec,
@@ -28,14 +29,14 @@ impl ModelRunner {
         self.look_up(&w.table, (width as f32).sqrt() * half, inputs, n)?;
         let x = self.rows(self.buffers.x.ptr(), n_embd, n)?;
         self.store("projection to layers", &w.model_proj, x, projected, n)?;
-        // A norm of `a x` is one of `x` with an epsilon of `eps / a^2`.
+        // `norm(a x)` is `norm(x)` with an epsilon of `eps / a^2`, so the factor goes into the epsilon.
         let args = norm_args(Some(&w.proj_norm), projected, width);
         let eps = args.eps * n_embd as f32;
         self.norm(NormArgs { out: inputs, eps, scale: half, accumulate: 1, ..args }, n * n_layer)
     }
 
-    /// `x += norm(proj(gelu(gate(x)) * input))`, where layers have an embedding of their own; with several streams the first,
-    /// times a factor, is read, and the others get it.
+    /// Launches the per-layer embedding of layer `i`: `x += norm(proj(gelu(gate(x)) * input))`. With several streams, the
+    /// streams are corrected first, the gate reads the scaled first stream, and the result is added to the other ones.
     pub(super) fn add_own_embedding(
         &mut self,
         batch: MicroBatch<'_>,
@@ -85,7 +86,8 @@ impl ModelRunner {
         self.mix("add_to_idle_streams", &args, n)
     }
 
-    /// Before the first layer: the other streams are projections of the embedding, as long as it.
+    /// Launches the streams before the first layer: the first is the embedding, the others are projections of it with the same
+    /// norm.
     pub(super) fn spread_over_streams(
         &mut self,
         spec: &ModelSpec,
@@ -104,7 +106,7 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// A layer's prediction of every stream; `x` becomes that of the first.
+    /// Launches a layer's prediction of every stream; `x` becomes the predicted first one.
     pub(super) fn predict_streams(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
         let (Some(spec), Some(w)) = (&batch.spec.embedding.streams, &layer.streams) else { return Ok(()) };
@@ -113,7 +115,7 @@ impl ModelRunner {
         self.mix("predict_streams", &args, n)
     }
 
-    /// `laurel = h + norm(r(l(h)))` of the mixer's input `h`.
+    /// Launches `laurel = h + norm(r(l(h)))`, where `h` is the mixer's input.
     pub(super) fn laurel(
         &mut self,
         batch: MicroBatch<'_>,
@@ -131,7 +133,7 @@ impl ModelRunner {
         self.norm(NormArgs { out: laurel, accumulate: 1, ..args }, n)
     }
 
-    /// `x = (x + laurel) / sqrt(2)`, after attention.
+    /// Launches `x = (x + laurel) / sqrt(2)`, after attention.
     pub(super) fn add_laurel(&mut self, batch: MicroBatch<'_>, layer: &CudaLayer) -> Result<(), CudaError> {
         let (n, n_embd, x) = (batch.size.n_tokens, batch.spec.n_embd, self.buffers.x.ptr());
         if layer.streams.is_none() {
@@ -142,7 +144,8 @@ impl ModelRunner {
         self.norm(NormArgs { out: x, scale, ..norm_args(None, x, n_embd) }, n)
     }
 
-    /// After the last layer: `x` becomes the mean of all streams, projected back to the first one's length.
+    /// Launches the end of the streams after the last layer: `x` becomes the mean of all, each projected and rescaled to the
+    /// norm of the first.
     pub(super) fn join_streams(
         &mut self,
         spec: &ModelSpec,
@@ -164,7 +167,7 @@ impl ModelRunner {
         self.norm(NormArgs { out: x.0, scale, ..norm_args(None, x.0, n_embd) }, n)
     }
 
-    /// `router = W norm(x) / n_embd`
+    /// Launches `router = W norm(x) / n_embd`, the coefficients of prediction and correction.
     fn route(&mut self, n_embd: usize, w: &CudaLayerStreams, n: usize) -> Result<(), CudaError> {
         let (h, router) = (self.buffers.h.ptr(), self.buffers.router.ptr());
         let args = norm_args(Some(&w.router_norm), self.buffers.x.ptr(), n_embd);
@@ -186,18 +189,18 @@ impl ModelRunner {
         }
     }
 
-    /// A kernel with a thread for each element of the stream.
+    /// Launches a kernel with a thread for each element of the residual stream.
     fn mix(&mut self, name: &str, args: &StreamsArgs, n_tokens: usize) -> Result<(), CudaError> {
         let blocks = (args.n as usize).div_ceil(256);
         self.launch(name, "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)
     }
 
-    /// Rows of one of the streams.
+    /// The rows of stream `i`.
     fn stream(&self, spec: &Streams, n_embd: usize, i: usize) -> StreamRows {
         (self.buffers.streams.ptr() + 4 * (i * n_embd) as u64, spec.n * n_embd)
     }
 
-    /// `y = a`, brought to the length of `goal` where there is one.
+    /// Launches `y = a`, rescaled to the norm of `goal` if there is one.
     fn stretch(
         &mut self,
         n_embd: usize,
