@@ -45,8 +45,9 @@ pub(super) struct RecurrenceKernel {
     lanes: usize,
     /// Columns of the state of a block.
     columns: usize,
-    /// Vectors of `key_dim` numbers that each token brings, and vectors of one number for each column.
+    /// Vectors of `key_dim` numbers of each token.
     vectors: usize,
+    /// Vectors of one number for each column of the block, of each token.
     values: usize,
 }
 

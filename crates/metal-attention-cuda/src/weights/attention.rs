@@ -1,4 +1,4 @@
-//! Weights of attention.
+//! Weights of softmax attention on the device.
 
 use bytemuck::Zeroable;
 use metal_attention_model::{AttentionSpec, AttentionWeights, KvSource, Linear, NormWeights, Positions, alibi_slopes};
@@ -10,37 +10,49 @@ use crate::device::CudaBuffer;
 use crate::matrix::CudaMatrix;
 use crate::support::{AttentionKernels, QkvKernels, attention_kernels, head_codes, mask_code, norm_kind};
 
-/// What attention is in a layer.
+/// The weights and constants of a layer's attention. Its input product has rows of queries (each with its gate, if there are
+/// gates), keys and values, one after the other.
 #[derive(Debug)]
 pub(crate) struct CudaAttention {
-    /// Of queries, keys and values, as far as it has them.
+    /// Matrices of queries, keys and values, of those that the layer has, `[.., n_embd]`.
     pub(crate) qkv: Vec<CudaMatrix>,
-    /// Of all one after the other.
+    /// Their biases, one after the other.
     pub(crate) qkv_bias: Option<CudaVector>,
+    /// Output, `[n_embd, n_head * head_dim]`.
     pub(crate) out: CudaLinear,
+    /// Query heads.
     pub(crate) n_head: usize,
+    /// KV heads.
     pub(crate) n_kv_head: usize,
+    /// Elements of a head.
     pub(crate) head_dim: usize,
+    /// Norm and RoPE of queries and keys.
     pub(crate) inputs: HeadArgs,
-    /// What makes queries, keys and values of their projections, where attention cannot on its way: but for addresses of a step.
+    /// Arguments of the separate kernel that makes queries, keys and values, without a micro-batch's addresses; `None` if the
+    /// attention kernel does it.
     pub(crate) separate_inputs: Option<AttentionInputsArgs>,
-    /// Whether it can of tokens that are alone in their sequences.
+    /// Whether the attention kernel does it in decode steps, in spite of `separate_inputs`.
     pub(crate) fused_in_decode: bool,
+    /// The attention kernels.
     pub(crate) kernels: AttentionKernels,
+    /// The mask, by its number in the kernels (`masks.cuh`).
     pub(crate) mask: u32,
+    /// Positions of the mask's window or chunk.
     pub(crate) reach: u32,
+    /// Bound of the scores, `soft_cap * tanh(score / soft_cap)`; 0: none.
     pub(crate) soft_cap: f32,
+    /// Attention sinks, `[n_head]`.
     pub(crate) sinks: Option<CudaVector>,
-    /// Of scores that fall with the distance.
+    /// ALiBi slopes, `[n_head]`.
     pub(crate) slopes: Option<CudaVector>,
-    /// Whether each query has a gate behind it.
+    /// Whether each head's query is followed by a gate of its result.
     pub(crate) has_gates: bool,
-    /// Keeps the weights that `inputs` names.
+    /// Owns the norm weights and biases whose addresses are in `inputs` and `separate_inputs`.
     _norms: [Option<CudaVector>; 4],
 }
 
 impl CudaAttention {
-    /// Elements of a row of queries, keys and values.
+    /// Elements of a token's row of queries, keys and values.
     pub(crate) fn stride(&self) -> usize {
         self.qkv.iter().map(|matrix| matrix.n_rows).sum()
     }
@@ -78,7 +90,7 @@ impl Loader<'_> {
                     KvSource::Layer(_) => (k_at, false),
                 };
                 let growth = of.temperature;
-                // Contexts are no longer than 32 bits count.
+                // Longer contexts than u32 counts do not fit in memory.
                 let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 Some(AttentionInputsArgs {
                     inputs,
@@ -123,7 +135,7 @@ impl Loader<'_> {
         })
     }
 
-    /// The biases of several matrices one after the other; zeros for those without, nothing where none has one.
+    /// The biases of several matrices, one after the other, with zeros for a matrix without bias; `None` if none has one.
     pub(super) fn biases(&self, linears: &[&Linear]) -> Result<Option<CudaVector>, CudaError> {
         if linears.iter().all(|linear| linear.bias.is_none()) {
             return Ok(None);

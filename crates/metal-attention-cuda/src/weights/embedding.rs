@@ -1,5 +1,4 @@
-//! Weights of what a token becomes before the first layer, and of what layers do with embeddings of their own and with several
-//! residual streams.
+//! Weights of the embedding, and of what Gemma 3n adds to it: per-layer embeddings and several residual streams.
 
 use std::sync::Arc;
 
@@ -9,60 +8,72 @@ use super::{CudaLinear, CudaNorm, CudaVector, Loader};
 use crate::CudaError;
 use crate::matrix::CudaMatrix;
 
-/// What a token becomes before the first layer.
+/// The weights that make the residual stream from token ids, before the first layer.
 #[derive(Debug)]
 pub(crate) struct CudaEmbedding {
-    /// `[n_vocab, n_embd]`.
+    /// Token embeddings, `[n_vocab, n_embd]`.
     pub(crate) table: Arc<CudaMatrix>,
-    /// Added to every token's, `[n_embd]`.
+    /// The embedding of token type 0, `[n_embd]`, which is added to every token.
     pub(crate) token_type: Option<CudaVector>,
-    /// `[n_positions, n_embd]`.
+    /// Position embeddings, `[n_positions, n_embd]`.
     pub(crate) positions: Option<CudaMatrix>,
+    /// Norm of the sum.
     pub(crate) norm: Option<CudaNorm>,
+    /// Per-layer embeddings.
     pub(crate) per_layer: Option<CudaPerLayer>,
+    /// Further residual streams.
     pub(crate) streams: Option<CudaStreams>,
 }
 
-/// Tables of the embeddings for each layer.
+/// The weights that make the per-layer embeddings of all layers.
 #[derive(Debug)]
 pub(crate) struct CudaPerLayer {
-    /// `[n_vocab, n_layer * width]`.
+    /// Embeddings by token id, `[n_vocab, n_layer * width]`.
     pub(crate) table: CudaMatrix,
-    /// `[n_layer * width, n_embd]`.
+    /// Projection of the token embedding, `[n_layer * width, n_embd]`.
     pub(crate) model_proj: CudaLinear,
+    /// Norm of the projection, `[width]`.
     pub(crate) proj_norm: CudaNorm,
 }
 
-/// What makes residual streams of one, and one of them: of each but the first.
+/// The projections between the first residual stream and the others.
 #[derive(Debug)]
 pub(crate) struct CudaStreams {
+    /// From the embedding to each further stream, `[n_embd, n_embd]` each.
     pub(crate) proj: Vec<CudaLinear>,
+    /// From each further stream back, `[n_embd, n_embd]` each.
     pub(crate) unembd_proj: Vec<CudaLinear>,
 }
 
-/// What a layer does with its own embedding.
+/// The weights with which a layer adds its per-layer embedding to the residual stream.
 #[derive(Debug)]
 pub(crate) struct CudaOwnEmbedding {
     /// `[width, n_embd]`.
     pub(crate) gate: CudaLinear,
     /// `[n_embd, width]`.
     pub(crate) proj: CudaLinear,
+    /// Norm of the projection, `[n_embd]`.
     pub(crate) post_norm: CudaNorm,
 }
 
-/// How a layer goes about with several streams.
+/// A layer's weights for several residual streams (AltUp, LAuReL).
 #[derive(Debug)]
 pub(crate) struct CudaLayerStreams {
+    /// Norm of the router's input.
     pub(crate) router_norm: CudaNorm,
+    /// The coefficients of prediction and correction, `[n, n_embd]` for `n` streams.
     pub(crate) router: CudaLinear,
-    /// F32 `[n * n, n]`.
+    /// Prediction, F32 `[n * n, n]`.
     pub(crate) predict: CudaVector,
-    /// F32 `[n, n]`.
+    /// Correction, F32 `[n, n]`.
     pub(crate) correct: CudaVector,
-    /// Factor on the first stream before its embedding, `[n_embd]`.
+    /// Factors on the corrected first stream, as input of the per-layer embedding, `[n_embd]`.
     pub(crate) correct_scale: CudaVector,
+    /// LAuReL's first product, `[laurel_rank, n_embd]`.
     pub(crate) laurel_l: CudaLinear,
+    /// LAuReL's second product, `[n_embd, laurel_rank]`.
     pub(crate) laurel_r: CudaLinear,
+    /// Norm of its result.
     pub(crate) laurel_norm: CudaNorm,
 }
 

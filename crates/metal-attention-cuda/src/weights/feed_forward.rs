@@ -1,4 +1,4 @@
-//! Weights of dense feed-forwards.
+//! Weights of dense feed-forwards on the device.
 
 use metal_attention_model::{Dense, DenseWeights};
 
@@ -7,18 +7,20 @@ use crate::CudaError;
 use crate::matrix::CudaMatrix;
 use crate::support::{activation_code, fuses_activation};
 
-/// A dense feed-forward.
+/// A dense feed-forward, of a layer or of shared experts.
 #[derive(Debug)]
 pub(crate) struct CudaDense {
-    /// The gate, where there is one, and up.
+    /// The gate, `[n_ff, n_in]`, where there is one.
     pub(crate) gate: Option<CudaMatrix>,
+    /// Up, `[n_ff, n_in]`.
     pub(crate) up: CudaMatrix,
-    /// Of both one after the other.
+    /// The biases of gate and up, one after the other.
     pub(crate) bias: Option<CudaVector>,
+    /// Down, `[n_in, n_ff]`.
     pub(crate) down: CudaLinear,
-    /// Its number and its parameter.
+    /// The activation, by its number in the kernels, and its parameter.
     pub(crate) activation: (u32, f32),
-    /// Whether the product of gate and up goes through the activation by itself.
+    /// Whether the epilogue of the product of gate and up applies the activation.
     pub(crate) fuses_activation: bool,
 }
 

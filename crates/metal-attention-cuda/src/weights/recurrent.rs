@@ -1,4 +1,5 @@
-//! Weights of recurrent mixers and of the channel mix.
+//! Weights of the recurrent mixers (short convolution, delta rule, Mamba, RWKV) and of RWKV's channel mix on the device.
+//! Vectors are F32.
 
 use metal_attention_model::{
     ChannelMixSpec, ChannelMixWeights, DeltaRuleSpec, DeltaRuleWeights, LowRankWeights, Mamba2Spec, Mamba2Weights,
@@ -13,125 +14,191 @@ use crate::stack::CudaStack;
 /// A gated short convolution.
 #[derive(Debug)]
 pub(crate) struct CudaShortConv {
+    /// Its sizes.
     pub(crate) spec: ShortConvSpec,
+    /// Two gates and the input, `[3 * width, n_embd]`.
     pub(crate) input: CudaLinear,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, width]`.
     pub(crate) taps: CudaVector,
+    /// Output, `[n_embd, width]`.
     pub(crate) out: CudaLinear,
 }
 
 /// A gated delta rule.
 #[derive(Debug)]
 pub(crate) struct CudaDeltaRule {
+    /// Its sizes.
     pub(crate) spec: DeltaRuleSpec,
-    /// Queries, keys, values, and what stands beside them: beta; before it the gate, and behind it the decay, where these come of
-    /// one product each.
+    /// Queries, keys, values and, without `low_rank`, the gate; then beta and, without `low_rank`, the decay; one below the
+    /// other.
     pub(crate) inputs: CudaJoined,
-    pub(crate) low_rank: Option<CudaDeltaLowRank>,
+    /// Decay and gate, where these are low-rank products.
+    pub(crate) low_rank: Option<CudaDeltaRuleGates>,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, n_channels]`.
     pub(crate) taps: CudaVector,
+    /// Bias of the decay, `[n_decays]`.
     pub(crate) dt_bias: CudaVector,
+    /// Rate of the decay, negative, `[n_head_v]`.
     pub(crate) a: CudaVector,
+    /// Weights of the norm of each head's result, `[value_dim]`.
     pub(crate) norm: CudaVector,
+    /// Output, `[n_embd, n_values]`.
     pub(crate) out: CudaLinear,
 }
 
-/// Decay and gate that come of two products each: the first ones, and the second.
+/// Decay and gate of a delta rule as low-rank products.
 #[derive(Debug)]
-pub(crate) struct CudaDeltaLowRank {
+pub(crate) struct CudaDeltaRuleGates {
+    /// The first products of decay and gate, `[rank, n_embd]` each.
     pub(crate) before: [CudaLinear; 2],
+    /// The second product of the decay, `[n_decays, rank]`.
     pub(crate) decay: CudaLinear,
+    /// The second product of the gate, `[n_values, rank]`.
     pub(crate) gate: CudaLinear,
 }
 
-/// Mamba.
+/// A Mamba mixer.
 #[derive(Debug)]
 pub(crate) struct CudaMamba {
+    /// Its sizes.
     pub(crate) spec: MambaSpec,
+    /// `x` and `z` one below the other, `[2 * width, n_embd]`; with decays of heads, `z` and `x` of each head.
     pub(crate) input: CudaLinear,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, width]`.
     pub(crate) taps: CudaVector,
+    /// Bias of the convolution, `[width]`.
     pub(crate) conv_bias: Option<CudaVector>,
+    /// The selection `W_x`, `[dt_rank + 2 * d_state, width]`.
     pub(crate) select: CudaLinear,
-    /// Of `dt`, `B` and `C`.
+    /// Weights of the norms of `dt`, `B` and `C`.
     pub(crate) norms: Option<[CudaVector; 3]>,
-    /// Its bias is added where `dt` is read.
+    /// `W_dt`, `[n_dt, dt_rank]`; the scan adds its bias, not the product.
     pub(crate) dt: CudaLinear,
-    /// `[width, d_state]`, or of each head.
+    /// `A`, negative, `[width, d_state]`, or `[n_head]`.
     pub(crate) a: CudaVector,
+    /// `D`, `[n_dt]`.
     pub(crate) d: CudaVector,
+    /// Output, `[n_embd, width]`.
     pub(crate) out: CudaLinear,
 }
 
-/// Mamba-2.
+/// A Mamba-2 mixer.
 #[derive(Debug)]
 pub(crate) struct CudaMamba2 {
+    /// Its sizes.
     pub(crate) spec: Mamba2Spec,
+    /// `z`, `x`, `B`, `C` and `dt`, one below the other, `[input_width, n_embd]`.
     pub(crate) input: CudaLinear,
+    /// Coefficients of the convolution, those of the oldest token first, `[n_tap, conv_width]`.
     pub(crate) taps: CudaVector,
+    /// Bias of the convolution, `[conv_width]`.
     pub(crate) conv_bias: Option<CudaVector>,
+    /// Bias of `dt`, `[n_head]`.
     pub(crate) dt_bias: CudaVector,
+    /// `A`, negative, `[n_head]`.
     pub(crate) a: CudaVector,
+    /// `D`, `[n_head]`.
     pub(crate) d: CudaVector,
-    /// Of groups of the result, or of all of it.
+    /// Norm of the result, over groups or the whole row.
     pub(crate) norm: Option<CudaNorm>,
+    /// Output, `[n_embd, width]`.
     pub(crate) out: CudaLinear,
 }
 
-/// Two small matrices in the place of a large one.
+/// A low-rank product, `up(down(x))`.
 #[derive(Debug)]
 pub(crate) struct CudaLowRank {
+    /// `[rank, n_in]`.
     pub(crate) down: CudaLinear,
+    /// `[n_out, rank]`.
     pub(crate) up: CudaLinear,
 }
 
-/// RWKV-6's time mix.
+/// A time mix of RWKV-6. The mixed inputs are those of decay, keys, values, receptance and gate, in that order.
 #[derive(Debug)]
 pub(crate) struct CudaRwkv6 {
+    /// Its sizes.
     pub(crate) spec: Rwkv6Spec,
+    /// Interpolation weights of the input of `mix_down`, `[width]`.
     pub(crate) lerp_x: CudaVector,
+    /// Interpolation weights of the mixed inputs, `[5, width]`.
     pub(crate) lerps: CudaVector,
+    /// The first product of what tokens add to `lerps`, `[5 * mix_rank, n_embd]`.
     pub(crate) mix_down: CudaLinear,
-    /// Of each part.
+    /// Its second product, `[5, width, mix_rank]`.
     pub(crate) mix_up: CudaStack,
+    /// The decay.
     pub(crate) decay: CudaLowRank,
+    /// `w0`, `[width]`.
     pub(crate) decay_bias: CudaVector,
+    /// `u`, `[n_head, head_dim]`.
     pub(crate) bonus: Option<CudaVector>,
+    /// Receptance, `[width, n_embd]`.
     pub(crate) receptance: CudaLinear,
+    /// Keys, `[n_head_kv * head_dim, n_embd]`.
     pub(crate) key: CudaLinear,
+    /// Values, of the same shape.
     pub(crate) value: CudaLinear,
+    /// Gate, `[width, n_embd]`.
     pub(crate) gate: CudaLinear,
+    /// Weight and bias of the norm of each head's result, `[width]` each.
     pub(crate) norm: Option<[CudaVector; 2]>,
+    /// Output, `[n_embd, width]`.
     pub(crate) out: CudaLinear,
 }
 
-/// RWKV-7's time mix.
+/// A time mix of RWKV-7. The mixed inputs are those of receptance, decay, keys, values, rate and, where there is one, gate, in
+/// that order.
 #[derive(Debug)]
 pub(crate) struct CudaRwkv7 {
+    /// Its sizes.
     pub(crate) spec: Rwkv7Spec,
+    /// Interpolation weights of the mixed inputs, `[n_mix, width]`.
     pub(crate) lerps: CudaVector,
+    /// Receptance, `[width, n_embd]`.
     pub(crate) receptance: CudaLinear,
+    /// Keys, `[width, n_embd]`.
     pub(crate) key: CudaLinear,
+    /// Values, `[width, n_embd]`.
     pub(crate) value: CudaLinear,
+    /// The decay.
     pub(crate) decay: CudaLowRank,
+    /// `w0`, `[width]`.
     pub(crate) decay_bias: CudaVector,
+    /// The in-context learning rate.
     pub(crate) rate: CudaLowRank,
+    /// `a0`, `[width]`.
     pub(crate) rate_bias: CudaVector,
+    /// The share of the first layer's values, with its bias `v0` `[width]`; `None` in the first layer.
     pub(crate) first_value: Option<(CudaLowRank, CudaVector)>,
+    /// The gate, where there is one.
     pub(crate) gate: Option<CudaLowRank>,
+    /// `k_k`, `[width]`.
     pub(crate) removed: CudaVector,
+    /// `k_a`, `[width]`.
     pub(crate) kept: CudaVector,
+    /// `r_k`, `[width]`.
     pub(crate) bonus: CudaVector,
+    /// Weight and bias of the norm of each head's result, `[width]` each.
     pub(crate) norm: Option<[CudaVector; 2]>,
+    /// Output, `[n_embd, width]`.
     pub(crate) out: CudaLinear,
 }
 
-/// A channel mix.
+/// A channel mix of RWKV.
 #[derive(Debug)]
 pub(crate) struct CudaChannelMix {
+    /// Its sizes.
     pub(crate) spec: ChannelMixSpec,
-    /// Where its part of the layer's state begins, after the mixer's.
+    /// The element of the layer's state at which the channel mix's part begins, behind the mixer's.
     pub(crate) state: usize,
+    /// Interpolation weights of the mixed inputs (keys, then receptance), `[n_mix, n_embd]`.
     pub(crate) lerps: CudaVector,
+    /// Keys, `[width, n_embd]`.
     pub(crate) key: CudaLinear,
+    /// Values, `[n_embd, width]`.
     pub(crate) value: CudaLinear,
+    /// Receptance, `[n_embd, n_embd]`, where there is one.
     pub(crate) receptance: Option<CudaLinear>,
 }
 
@@ -151,7 +218,7 @@ impl Loader<'_> {
             Some([decay, gate]) => {
                 let before = [self.linear(decay)?, self.linear(gate)?];
                 let (decay, gate) = (self.linear(&w.decay)?, self.linear(&w.gate)?);
-                (self.joined(&[&w.q, &w.k, &w.v, &w.beta])?, Some(CudaDeltaLowRank { before, decay, gate }))
+                (self.joined(&[&w.q, &w.k, &w.v, &w.beta])?, Some(CudaDeltaRuleGates { before, decay, gate }))
             }
         };
         Ok(CudaDeltaRule {
@@ -172,10 +239,10 @@ impl Loader<'_> {
             None => None,
         };
         let a = match spec.decay {
-            // A channel's side by side.
+            // Transposed to `[width, d_state]`, so that the numbers of a channel are adjacent.
             MambaDecay::Channels => {
-                let of_channel = |channel: usize| w.a.iter().skip(channel).step_by(spec.width).copied();
-                self.vector(&(0..spec.width).flat_map(of_channel).collect::<Vec<_>>())?
+                let channel_values = |channel: usize| w.a.iter().skip(channel).step_by(spec.width).copied();
+                self.vector(&(0..spec.width).flat_map(channel_values).collect::<Vec<_>>())?
             }
             MambaDecay::Heads(_) => self.vector(&w.a)?,
         };
