@@ -1,11 +1,11 @@
-//! What kernels that talk to other cards take.
+//! Arguments of the kernels that exchange data with other ranks.
 
 use bytemuck::{Pod, Zeroable};
 
-/// Cards that can share a model: `MAX_RANKS` of `exchange.cuh`.
+/// Most ranks: as `exchange.cuh` has it.
 pub(crate) const MAX_RANKS: usize = 8;
 
-/// `Exchange` of `exchange.cuh`.
+/// The mailboxes of all ranks: `Exchange` of `exchange.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ExchangeArgs {
@@ -18,6 +18,7 @@ pub(crate) struct ExchangeArgs {
     pub(crate) n_chunks: u32,
 }
 
+/// Arguments of an all-reduce (`exchange.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct AllReduceArgs {
@@ -30,6 +31,7 @@ pub(crate) struct AllReduceArgs {
     pub(crate) of_step: u32,
 }
 
+/// Arguments of the all-gather of logits (`exchange.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct AllGatherArgs {
@@ -41,6 +43,7 @@ pub(crate) struct AllGatherArgs {
     pub(crate) of_step: u32,
 }
 
+/// Arguments of the kernel that ends a forward pass's exchanges (`exchange.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct CountExchangesArgs {
