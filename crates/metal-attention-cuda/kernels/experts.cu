@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     if (lane == 0) write_weights(a, chosen, weights, token);
 }
 
-struct RouteAloneArgs {
+struct FusedRouteArgs {
     RouteArgs route;     // its products are written, too
     const float* x;      // [n_tokens][n_in]
     const float* norm;   // weight of the RMSNorm
@@ -71,7 +71,7 @@ constexpr int ROUTE_KEPT = 8;
 
 // Of a few tokens norm, router and choice together: a block multiplies the row of an expert, which is on its way before the input is
 // there, the first one writes the normalised state, and the last one to end chooses.
-extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const __grid_constant__ RouteAloneArgs a) {
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const __grid_constant__ FusedRouteArgs a) {
     __shared__ float2 sums[ROUTE_THREADS / 32];
     __shared__ float weights[MAX_CHOSEN];
     __shared__ u32 chosen[MAX_CHOSEN];

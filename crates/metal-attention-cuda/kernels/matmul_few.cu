@@ -11,7 +11,7 @@
 constexpr int MAX_PARTS = 3;
 constexpr int WARPS = 8;
 
-struct FewArgs {
+struct MatmulFewArgs {
     Matrix parts[MAX_PARTS]; // one below the other; GATED: the gate and up
     u32 n_parts;
     u32 blocks[MAX_PARTS];   // first block of rows of the next part
@@ -43,7 +43,7 @@ struct FewShare {
 
 // Their products with N tiles of tokens.
 template <u32 FORMAT, int N>
-__device__ __forceinline__ void few_products(const FewArgs& a, const FewShare& share, int lane, float (&acc)[2][N][4]) {
+__device__ __forceinline__ void few_products(const MatmulFewArgs& a, const FewShare& share, int lane, float (&acc)[2][N][4]) {
     typedef Panel<FORMAT> P;
     typedef Record<FORMAT> Of;
     // Panels on their way, as many as there are registers for.
@@ -100,7 +100,7 @@ struct FewRows {
     // Tile `i`, 0 or 1, of the warps `row` of the block; GATED: both have the same.
     __device__ __forceinline__ u32 tile(u32 row, u32 i) const { return first_tile + (gated ? row : 2 * row + i); }
 };
-__device__ __forceinline__ FewRows rows_of(const FewArgs& a, u32 block) {
+__device__ __forceinline__ FewRows rows_of(const MatmulFewArgs& a, u32 block) {
     const bool gated = a.output == GATED;
     u32 part = 0, before = 0;
     while (!gated && part + 1 < a.n_parts && block >= a.blocks[part]) before = a.blocks[part++];
@@ -109,7 +109,7 @@ __device__ __forceinline__ FewRows rows_of(const FewArgs& a, u32 block) {
 }
 
 // What a warp has summed up goes to workgroup memory: [warp of panels][row of warps][2][N][lane].
-template <int N> __device__ __forceinline__ void sum_up(const FewArgs& a, u32 warp, int lane) {
+template <int N> __device__ __forceinline__ void sum_up(const MatmulFewArgs& a, u32 warp, int lane) {
     const FewRows rows = rows_of(a, blockIdx.x);
     const u32 of_panels = a.warps_a_tile, row = warp / of_panels;
     const u32 n_panels = rows.m.n_panels, each = (n_panels + a.n_splits - 1) / a.n_splits;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void add_up(float (&to)[4], const float4* from, u32 n
 }
 
 // A grid of rows, tokens, splits.
-template <int N> __device__ __forceinline__ void matmul_few(const FewArgs& a) {
+template <int N> __device__ __forceinline__ void matmul_few(const MatmulFewArgs& a) {
     __shared__ bool is_last;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
     sum_up<N>(a, warp, lane);
@@ -190,7 +190,7 @@ template <int N> __device__ __forceinline__ void matmul_few(const FewArgs& a) {
 }
 
 #define MATMUL_FEW(N)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matmul_few_##N(const __grid_constant__ FewArgs a) { matmul_few<N>(a); }
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matmul_few_##N(const __grid_constant__ MatmulFewArgs a) { matmul_few<N>(a); }
 MATMUL_FEW(1)
 MATMUL_FEW(2)
 MATMUL_FEW(4)

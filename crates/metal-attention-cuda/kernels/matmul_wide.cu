@@ -9,7 +9,7 @@
 
 constexpr int MAX_PARTS = 3;
 
-struct WideArgs {
+struct MatmulWideArgs {
     Matrix parts[MAX_PARTS]; // one below the other; GATED: the gate and up
     u32 n_parts;
     u32 blocks[MAX_PARTS];   // first block of rows of the next part
@@ -101,7 +101,7 @@ template <int N> __device__ __forceinline__ void fill_weights(const Share& share
 }
 
 // One thread has inputs copied.
-template <int N> __device__ __forceinline__ void fill_inputs(const WideArgs& a, const Share& share) {
+template <int N> __device__ __forceinline__ void fill_inputs(const MatmulWideArgs& a, const Share& share) {
     typedef Rings<N> R;
     wait_for_input();
     let_next_start();
@@ -194,7 +194,7 @@ constexpr int MULTIPLIERS = GROUPS * WARPS_OF_GROUP * 32;
 __device__ __forceinline__ void multipliers_meet() { threads_meet<1, MULTIPLIERS>(); }
 
 // Sums over all splits of a tile of the result, which the last block to come makes; false: another one does.
-template <int N> __device__ __forceinline__ bool join_splits(const WideArgs& a, float (&acc)[N / 8][4]) {
+template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArgs& a, float (&acc)[N / 8][4]) {
     __shared__ bool is_last;
     const int tid = threadIdx.x;
     const u32 tile = blockIdx.y * gridDim.x + blockIdx.x;
@@ -252,7 +252,7 @@ template <int N> __device__ __forceinline__ float* gather_results(int group, int
 }
 
 // 64 rows of the gate and those of up, which are a panel of the next product's input.
-__device__ __forceinline__ void write_gated(const WideArgs& a, const Share& share, u32 n_tokens, const float* results) {
+__device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const Share& share, u32 n_tokens, const float* results) {
     uint4* to = (uint4*)(a.packed + ((size_t)blockIdx.y * a.n_token_tiles * 8 + share.first_token) * 64);
     const u32 first_row = share.first_tile[0] * 16, n_rows = share.matrix[0]->n_rows;
 #pragma unroll 2
@@ -273,7 +273,7 @@ __device__ __forceinline__ void write_gated(const WideArgs& a, const Share& shar
 }
 
 // Four rows of a token a lane, or, where these do not lie together, one after the other.
-__device__ __forceinline__ void write_rows(const WideArgs& a, const Share& share, u32 n_tokens, const float* results) {
+__device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const Share& share, u32 n_tokens, const float* results) {
     const Matrix& m = *share.matrix[0];
     const u32 first_row = share.first_tile[0] * 16, n_rows = min(m.n_rows - first_row, 64u * GROUPS);
     float* y = a.y + (size_t)share.first_token * a.n_out + m.first_row + first_row;
@@ -317,7 +317,7 @@ __device__ __forceinline__ void write_rows(const WideArgs& a, const Share& share
 }
 
 // A grid of tokens, rows, splits.
-template <int N> __device__ __forceinline__ void matmul_wide(const WideArgs& a) {
+template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArgs& a) {
     typedef Rings<N> R;
     const int tid = threadIdx.x, warp = tid / 32 % WARPS_OF_GROUP, lane = tid % 32, group = tid / 32 / WARPS_OF_GROUP;
     const bool gated = a.output == GATED;
@@ -360,7 +360,7 @@ template <int N> __device__ __forceinline__ void matmul_wide(const WideArgs& a) 
 }
 
 #define MATMUL_WIDE(N)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS_OF_GROUP * (GROUPS + 1), 1) matmul_wide_##N(const __grid_constant__ WideArgs a) { \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS_OF_GROUP * (GROUPS + 1), 1) matmul_wide_##N(const __grid_constant__ MatmulWideArgs a) { \
         matmul_wide<N>(a);                                                                                          \
     }
 MATMUL_WIDE(16)

@@ -1,13 +1,14 @@
-// What stands around recurrences: the short convolution before them, norm and gate of what they give, functions of each element.
+// The kernels beside recurrent scans: the short convolution before them, the norm and gate of their results, and elementwise
+// functions. Argument structures are in recurrence.cuh.
 #include "recurrence.cuh"
 
 constexpr u32 MAX_TAPS = 16;
-// Tokens of a run that a block takes, at least as many as a result sees before its own, and of these, that are asked for at once.
+// Tokens of a run that a block takes, which may not be fewer than MAX_TAPS - 1, and tokens that a thread loads at a time.
 constexpr int CONVOLVED = 16;
 constexpr int AT_ONCE = 8;
 
-// A thread a channel. The block with a run's first tokens has its state for itself. TAPS are as many as there are, or more: the
-// oldest are zero.
+// One thread for each channel. Only the block with a run's first tokens reads and writes the run's states. TAPS may be more
+// than n_tap; then the oldest are zero.
 template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionArgs& a) {
     const u32 channel = blockIdx.x * 128 + threadIdx.x;
     const uint4 run = a.runs.runs[blockIdx.z];
@@ -24,7 +25,7 @@ template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionAr
 #pragma unroll
     for (int j = 0; j < TAPS; j++) taps[j] = j + before < BEFORE ? 0.0f : a.taps[(size_t)(j + before - BEFORE) * a.channels + channel];
     const float bias = a.bias ? a.bias[channel] : 0.0f;
-    // The inputs before the next token's, and those of the next ones.
+    // The last inputs before the next token, and the inputs of the next tokens.
     float inputs[BEFORE + AT_ONCE];
     const float* state = slot_of(a.states, a.runs.segments[run.z].z) + channel;
 #pragma unroll
@@ -68,7 +69,7 @@ template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionAr
         }
     }
 }
-// Of up to 4 taps, and of more.
+// For up to 4 taps, and for up to MAX_TAPS.
 extern "C" __global__ void __launch_bounds__(128) convolution(const __grid_constant__ ConvolutionArgs a) {
     wait_for_input();
     let_next_start();
@@ -80,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(128) convolution_long(const __grid_
     convolve<MAX_TAPS>(a);
 }
 
-// gate (norm(x) weight + bias + bonus) of a group of a token, by `threads`, of which this is `thread`; `sum` adds what they have.
+// Computes gate (norm(x) weight + bias + bonus) for one group of a token's row. `thread` is the index of this thread among
+// `threads`; `sum` adds a value over these.
 template <typename Sum>
 __device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32 token, u32 thread, u32 threads, const Sum& sum) {
     const size_t at = ((size_t)token * a.n_group + group) * a.n;
@@ -112,14 +114,14 @@ __device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32
         a.out[at + i] = v;
     }
 }
-// A block for a group.
+// A block for each group.
 extern "C" __global__ void __launch_bounds__(1024) group_norm(const __grid_constant__ GroupNormArgs a) {
     __shared__ float scratch[64];
     wait_for_input();
     let_next_start();
     normalise(a, blockIdx.x, blockIdx.y, threadIdx.x, blockDim.x, [&](float v) { return block_sum_max(v, 0.0f, scratch).x; });
 }
-// A warp for one, where they are small.
+// A warp for each group, if groups are small.
 extern "C" __global__ void __launch_bounds__(128) group_norm_small(const __grid_constant__ GroupNormArgs a) {
     wait_for_input();
     let_next_start();
@@ -129,8 +131,8 @@ extern "C" __global__ void __launch_bounds__(128) group_norm_small(const __grid_
 
 enum Function : u32 { TANH = 0, SIGMOID = 1, SQUARED = 2, SIGMOID_TIMES = 3 };
 struct FunctionArgs {
-    float* x;          // changed in place
-    const float* with; // SIGMOID_TIMES: x = sigmoid(with) x
+    float* x;          // updated in place
+    const float* with; // for SIGMOID_TIMES: x = sigmoid(with) x
     u32 n;
     u32 function;
 };

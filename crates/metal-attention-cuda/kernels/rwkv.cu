@@ -1,21 +1,23 @@
-// The time mixes of RWKV-6 (arXiv 2404.05892) and RWKV-7 (arXiv 2503.14456), and what stands before their recurrences.
+// RWKV: token shift, the scans of RWKV-6 (arXiv 2404.05892) and RWKV-7 (arXiv 2503.14456), the kernel that prepares RWKV-7's
+// inputs, and several independent products of a single token in one launch.
 #include "recurrence.cuh"
 
 struct TokenShiftArgs {
     Runs runs;
-    States states;      // the row of the token before
+    States states;      // the last token's input, of each sequence
     const float* x;     // [n_tokens][width]
     const float* lerps; // [n_mix][width]
-    const float* more;  // what tokens add to these, [n_tokens][n_mix][width], or null
+    const float* more;  // what tokens add to the interpolation weights, [n_tokens][n_mix][width], or null
     float* out;         // [n_mix][n_tokens][width]
     u32 width, n_mix, n_tokens;
-    u32 advance;        // whether the states go on
+    u32 advance;        // whether to store the last input as the new state
 };
-// Tokens of a run that a block takes, and of these, that are asked for at once.
+// Tokens of a run that a block takes, and tokens that a thread loads at a time.
 constexpr u32 SHIFTED = 16;
 constexpr u32 AT_ONCE = 8;
 
-// x + (previous - x) (lerp + more). The block with a run's first tokens has its state for itself.
+// out = x + (previous - x) (lerp + more), where `previous` is the same channel of the token before. Only the block with a run's
+// first tokens reads and writes the run's states.
 extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_constant__ TokenShiftArgs a) {
     wait_for_input();
     let_next_start();
@@ -53,27 +55,28 @@ extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_const
 }
 
 struct Rwkv6Args {
-    Walk walk;
+    Scan scan;
     const float* r;          // [token][head][key]
     const float* k;          // [token][kv head][key]
     const float* v;
-    const float* decay;      // [token][head][key], before its functions
+    const float* decay;      // [token][head][key], before bias and functions
     const float* decay_bias; // [head][key]
     const float* bonus;      // [head][key]; null: gated linear attention
     u32 n_head_kv, unused;
 };
 
-// Vectors: w, k and what a result takes of the state before. Of the new part k v a result takes the factor's share.
+// A token's vectors: the decay w, the key k, and the vector that multiplies the old state in the result. The factor is the
+// share of the new part k v in the result.
 template <int EACH_> struct Rwkv6 {
     static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 3, VALUES = 1, UNROLLED = 2;
     const Rwkv6Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
     __device__ __forceinline__ void prepare(Prepared<Rwkv6>& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 dim = a.walk.key_dim, kv_head = head / (a.walk.n_head / a.n_head_kv);
-        const size_t at = ((size_t)token * a.walk.n_head + head) * dim, at_kv = ((size_t)token * a.n_head_kv + kv_head) * dim;
+        const u32 dim = a.scan.key_dim, kv_head = head / (a.scan.n_head / a.n_head_kv);
+        const size_t at = ((size_t)token * a.scan.n_head + head) * dim, at_kv = ((size_t)token * a.n_head_kv + kv_head) * dim;
         const float scale = rsqrtf((float)dim);
         const u32 own_column = column + lane;
-        // All that is read is asked for before anything is done with it.
+        // All loads are issued before any result is used.
         const float value = own_column < dim ? a.v[at_kv + own_column] : 0.0f;
         float4 of_r[EACH / 4], of_k[EACH / 4], of_w[EACH / 4], biases[EACH / 4];
 #pragma unroll
@@ -117,24 +120,25 @@ template <int EACH_> struct Rwkv6 {
         return fmaf(t.factors.x, own<LANES>(t.values[0]), sum_own<LANES>(y));
     }
 };
-WALKS(rwkv6, Rwkv6, Rwkv6Args)
+SCAN_KERNELS(rwkv6, Rwkv6, Rwkv6Args)
 
 struct Rwkv7InputsArgs {
-    float* decay;            // [token][head][key]: in: before its functions
-    float* rate;             // out: the normalised key times the rate
+    float* decay;            // [token][head][key]: in: before bias and function; out: the decay
+    float* rate;             // in: before bias and function; out: the normalised key times the rate
     float* k;
     float* v;
-    float* kappa;            // out: less the normalised key that is taken away
+    float* kappa;            // out: minus the normalised key
     const float* decay_bias; // [head][key]
     const float* rate_bias;
     const float* removed;
     const float* kept;
     float* first_value;      // [token][head][key]: the first layer's values
-    const float* value_mix;  // how much of these comes in; null: this is the first layer
+    const float* value_mix;  // the share of these, before bias and sigmoid; null: this is the first layer
     const float* value_bias;
     u32 n_head, head_dim;
 };
-// A warp for a head of a token.
+// Normalises keys, applies the functions of decay and rate, and mixes in the first layer's values. A warp for a head of a
+// token.
 extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_constant__ Rwkv7InputsArgs a) {
     wait_for_input();
     let_next_start();
@@ -165,24 +169,25 @@ extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_cons
 }
 
 struct Rwkv7Args {
-    Walk walk;
+    Scan scan;
     const float* r;     // [token][head][key], as are all
     const float* decay;
     const float* k;
     const float* v;
-    const float* a;     // what takes away
-    const float* b;     // and puts back
+    const float* a;     // minus the normalised key
+    const float* b;     // the normalised key times the rate
 };
 
-// Vectors: w, k, a, b and what a result takes of the state before, r w; of the new parts, k v and b (a S), it takes r k and r b.
+// A token's vectors: w, k, a, b, and r w, which multiplies the old state in the result; of the new parts k v and b (a S), the
+// factors r k and r b are the shares in the result.
 template <int EACH_> struct Rwkv7 {
     static constexpr int LANES = 16, EACH = EACH_, COLUMNS = 2, VECTORS = 5, VALUES = 1, UNROLLED = 2;
     const Rwkv7Args& a;
     __device__ __forceinline__ void begin(u32, u32, u32) {}
     __device__ __forceinline__ void prepare(Prepared<Rwkv7>& t, u32 head, u32 column, u32 token, int lane) const {
-        const u32 dim = a.walk.key_dim, own_column = column + lane;
-        const size_t at = ((size_t)token * a.walk.n_head + head) * dim;
-        // All that is read is asked for before anything is done with it.
+        const u32 dim = a.scan.key_dim, own_column = column + lane;
+        const size_t at = ((size_t)token * a.scan.n_head + head) * dim;
+        // All loads are issued before any result is used.
         const float value = own_column < dim ? a.v[at + own_column] : 0.0f;
         const float* const from[VECTORS] = {a.decay + at, a.k + at, a.a + at, a.b + at, a.r + at};
         float4 four[VECTORS][EACH / 4];
@@ -222,22 +227,22 @@ template <int EACH_> struct Rwkv7 {
     }
 };
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
-WALKS(rwkv7, Rwkv7, Rwkv7Args)
+SCAN_KERNELS(rwkv7, Rwkv7, Rwkv7Args)
 
-// Products of one token, each with an input of its own, side by side in a launch.
+// Independent products of a single token, each with its own matrix and input, in one launch.
 #define TEMPLATES_ALONE
 #include "matvec.cu"
 
-// What an input goes through on its way.
+// The function that is applied to an input first.
 enum InputFunction : u32 { AS_IT_LIES = 0, TANH_OF_INPUT = 1, SIGMOID_OF_INPUT = 2 };
 struct SideProduct {
     Matrix matrix;
     const float* x;
     float* y;
     u32 n_in;
-    u32 end;          // the first block of the next product
+    u32 end;          // the block after the last one of this product
     u32 warps_a_tile; // a power of two
-    u32 function;     // InputFunction; of inputs of up to MAX_CHANGED
+    u32 function;     // InputFunction; not AS_IT_LIES only for n_in up to MAX_CHANGED
 };
 constexpr u32 MAX_SIDE_PRODUCTS = 8;
 constexpr u32 MAX_CHANGED = 1024;

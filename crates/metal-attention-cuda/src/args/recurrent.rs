@@ -143,23 +143,23 @@ pub(crate) struct FusedDecodeArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct FusedDeltaRuleArgs {
-    pub(crate) of: DeltaRuleArgs,
-    pub(crate) alone: FusedDecodeArgs,
+    pub(crate) args: DeltaRuleArgs,
+    pub(crate) fused: FusedDecodeArgs,
 }
 
 /// Arguments of the fused Mamba-2 (`mamba2.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct FusedMamba2Args {
-    pub(crate) of: Mamba2Args,
-    pub(crate) alone: FusedDecodeArgs,
+    pub(crate) args: Mamba2Args,
+    pub(crate) fused: FusedDecodeArgs,
 }
 
 /// Arguments of the delta rule (`delta_rule.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct DeltaRuleArgs {
-    pub(crate) walk: ScanArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) x: RowsArgs,
     pub(crate) beta: RowsArgs,
     pub(crate) decay: RowsArgs,
@@ -175,7 +175,7 @@ pub(crate) struct DeltaRuleArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Mamba2Args {
-    pub(crate) walk: ScanArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) x: RowsArgs,
     pub(crate) b: RowsArgs,
     pub(crate) c: RowsArgs,
@@ -208,7 +208,7 @@ pub(crate) struct SelectArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct MambaArgs {
-    pub(crate) walk: ScanArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) x: u64,
     pub(crate) dt: u64,
     pub(crate) bc: u64,
@@ -238,7 +238,7 @@ pub(crate) struct TokenShiftArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Rwkv6Args {
-    pub(crate) walk: ScanArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) r: u64,
     pub(crate) k: u64,
     pub(crate) v: u64,
@@ -305,7 +305,7 @@ pub(crate) struct Rwkv7InputsArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct Rwkv7Args {
-    pub(crate) walk: ScanArgs,
+    pub(crate) scan: ScanArgs,
     pub(crate) r: u64,
     pub(crate) decay: u64,
     pub(crate) k: u64,

@@ -67,7 +67,7 @@ impl ModelRunner {
         let kernel =
             if w.low_rank.is_some() { RecurrenceKernel::DELTA_RULE_OF_CHANNELS } else { RecurrenceKernel::DELTA_RULE };
         let args = DeltaRuleArgs {
-            walk: Self::scan_args(batch, kernel, states, heads, [n_head, spec.key_dim, spec.value_dim]),
+            scan: Self::scan_args(batch, kernel, states, heads, [n_head, spec.key_dim, spec.value_dim]),
             x: RowsArgs::new(conv, channels, 0),
             beta,
             decay,
@@ -97,11 +97,11 @@ impl ModelRunner {
             ..GroupNormArgs::zeroed()
         };
         let around = Self::convolution_of(batch, i, convolution);
-        if let Some(fused) = self.fused_decode_args(batch, kernel, &args.walk, around, Some(norm)) {
-            self.launch_fused_decode(batch, kernel, &args.walk, &FusedDeltaRuleArgs { of: args, alone: fused })?;
+        if let Some(fused) = self.fused_decode_args(batch, kernel, &args.scan, around, Some(norm)) {
+            self.launch_fused_decode(batch, kernel, &args.scan, &FusedDeltaRuleArgs { args, fused })?;
         } else {
             self.convolution(batch, i, convolution)?;
-            self.launch_scan(batch, kernel, &args.walk, &args)?;
+            self.launch_scan(batch, kernel, &args.scan, &args)?;
             self.group_norm(batch, &norm)?;
         }
         let input = self.rows_input(batch, heads, values, None)?;

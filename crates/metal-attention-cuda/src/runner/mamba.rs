@@ -58,7 +58,7 @@ impl ModelRunner {
         let states = batch.recurrent.of_layer(i, (spec.n_tap - 1) * channels);
         let of_conv = |first: usize| RowsArgs::new(conv, channels, first);
         let args = Mamba2Args {
-            walk: Self::scan_args(
+            scan: Self::scan_args(
                 batch,
                 RecurrenceKernel::MAMBA2,
                 states,
@@ -77,16 +77,11 @@ impl ModelRunner {
             gate_step: spec.head_dim as u32,
         };
         let around = Self::convolution_of(batch, i, convolution);
-        if let Some(fused) = self.fused_decode_args(batch, RecurrenceKernel::MAMBA2, &args.walk, around, None) {
-            self.launch_fused_decode(
-                batch,
-                RecurrenceKernel::MAMBA2,
-                &args.walk,
-                &FusedMamba2Args { of: args, alone: fused },
-            )?;
+        if let Some(fused) = self.fused_decode_args(batch, RecurrenceKernel::MAMBA2, &args.scan, around, None) {
+            self.launch_fused_decode(batch, RecurrenceKernel::MAMBA2, &args.scan, &FusedMamba2Args { args, fused })?;
         } else {
             self.convolution(batch, i, convolution)?;
-            self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.walk, &args)?;
+            self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.scan, &args)?;
         }
         // A norm over the whole row is applied by the output product; a norm of groups is a launch.
         let of_row = w.norm.as_ref().filter(|_| spec.n_group == 1);
@@ -165,7 +160,7 @@ impl ModelRunner {
         match spec.decay {
             MambaDecay::Channels => {
                 let args = MambaArgs {
-                    walk: Self::scan_args(batch, RecurrenceKernel::MAMBA, states, out, [1, d_state, width]),
+                    scan: Self::scan_args(batch, RecurrenceKernel::MAMBA, states, out, [1, d_state, width]),
                     x: conv,
                     dt,
                     bc,
@@ -174,12 +169,12 @@ impl ModelRunner {
                     a: w.a.ptr(),
                     d: w.d.ptr(),
                 };
-                self.launch_scan(batch, RecurrenceKernel::MAMBA, &args.walk, &args)?;
+                self.launch_scan(batch, RecurrenceKernel::MAMBA, &args.scan, &args)?;
             }
             MambaDecay::Heads(n_head) => {
                 let head_dim = width / n_head;
                 let args = Mamba2Args {
-                    walk: Self::scan_args(batch, RecurrenceKernel::MAMBA2, states, out, [n_head, d_state, head_dim]),
+                    scan: Self::scan_args(batch, RecurrenceKernel::MAMBA2, states, out, [n_head, d_state, head_dim]),
                     x: RowsArgs::new(conv, width, 0),
                     b: RowsArgs::new(bc, 2 * d_state, 0),
                     c: RowsArgs::new(bc, 2 * d_state, d_state),
@@ -191,7 +186,7 @@ impl ModelRunner {
                     heads_of_group: n_head as u32,
                     gate_step: 2 * head_dim as u32,
                 };
-                self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.walk, &args)?;
+                self.launch_scan(batch, RecurrenceKernel::MAMBA2, &args.scan, &args)?;
             }
         }
         let input = self.rows_input(batch, out, width, None)?;

@@ -4,7 +4,7 @@
 //! A head's state is a matrix `[key_dim, value_dim]`. A block owns some columns of it for one run, and keeps them in registers:
 //! its scanning threads go through the tokens in order, while its preparing threads compute the vectors of the next tile of
 //! tokens in shared memory. In decode steps, where every run is one token, a fused kernel does convolution, scan and norm of a
-//! whole head in one launch (`walk_alone`).
+//! whole head in one launch (`fused_decode` of `recurrence.cuh`).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -19,7 +19,7 @@ const TILES_BYTES: usize = 64 << 10;
 /// Scanning threads of a block.
 const SCAN_THREADS: usize = 128;
 
-/// Limits of `walk_alone`: taps of the convolution, warps, channels of a thread, and bytes of shared memory, which leave space
+/// Limits of `fused_decode` of `recurrence.cuh`: taps of the convolution, warps, channels of a thread, and bytes of shared memory, which leave space
 /// for blocks of the kernels before and after.
 const FUSED_TAPS: u32 = 4;
 const FUSED_WARPS: usize = 16;
@@ -78,7 +78,7 @@ impl RecurrenceKernel {
         TILE.min(longest).min(TILES_BYTES / (2 * self.token_bytes(key_dim))).max(1)
     }
 
-    /// Warps and shared memory of a block of `walk_alone`, which has a whole head with its convolution. `None` if a limit is
+    /// Warps and shared memory of a block of `fused_decode` of `recurrence.cuh`, which has a whole head with its convolution. `None` if a limit is
     /// exceeded.
     fn fused_decode_block(self, n_tap: u32, key_dim: usize, value_dim: usize) -> Option<(usize, usize)> {
         let (columns_of_warp, channels) = (self.columns / 4, 2 * key_dim + value_dim);

@@ -222,7 +222,7 @@ impl ModelRunner {
             self.store_rows(batch, "time mix", linear, of_mix(m), y)?;
         }
         let args = Rwkv6Args {
-            walk: Self::scan_args(
+            scan: Self::scan_args(
                 batch,
                 RecurrenceKernel::RWKV6,
                 batch.recurrent.of_layer(i, 0),
@@ -238,7 +238,7 @@ impl ModelRunner {
             n_head_kv: spec.n_head_kv as u32,
             unused: 0,
         };
-        self.launch_scan(batch, RecurrenceKernel::RWKV6, &args.walk, &args)?;
+        self.launch_scan(batch, RecurrenceKernel::RWKV6, &args.scan, &args)?;
         let kind = if spec.bonus { OutputGate::Silu } else { OutputGate::Sigmoid };
         let norm = GroupNormArgs { x: heads, out: heads, ..head_norm(w.norm.as_ref(), spec.norm_eps(), n_head, dim) };
         let norm = GroupNormArgs { gate: RowsArgs::new(gate, width, 0), gate_kind: kind as u32, ..norm };
