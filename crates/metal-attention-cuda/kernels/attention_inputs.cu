@@ -56,7 +56,7 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
     const u32 at = blockIdx.x * (THREADS / 32) + warp, token = blockIdx.y;
     if (at >= a.n_head + (a.owns_cache ? 2 * a.n_kv_head : 0)) return;
-    const Token of = a.tokens[token];
+    const Token info = a.tokens[token];
     const bool is_query = at < a.n_head, is_value = at >= a.n_head + a.n_kv_head;
     const u32 head = is_query ? at : is_value ? at - a.n_head - a.n_kv_head : at - a.n_head;
     const float* first = a.qkv + (size_t)token * a.stride + (is_query ? 0 : is_value ? a.v_at : a.k_at);
@@ -74,18 +74,18 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
         const float* bias = part(is_query ? a.q_bias : a.k_bias);
         const u32 n = of_row ? (is_query ? a.n_head : a.n_kv_head) * dim : dim;
         if (in.norm != NO_NORM && !in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
-        rotate_head(v, in, in.rope + (size_t)of.pos * (in.n_rot / 2), lane);
+        rotate_head(v, in, in.rope + (size_t)info.pos * (in.n_rot / 2), lane);
         if (in.norm != NO_NORM && in.norm_after_rope) normalize(v, a, first, n, weight, bias, lane);
     }
     if (is_query) {
         float scale = a.inputs.scale;
-        if (a.growth != 0.0f) scale *= 1.0f + a.growth * logf(1.0f + (of.pos + a.growth_offset) / a.growth_length);
+        if (a.growth != 0.0f) scale *= 1.0f + a.growth * logf(1.0f + (info.pos + a.growth_offset) / a.growth_length);
         float* to = a.queries + ((size_t)token * a.n_head + head) * dim;
         for (u32 i = lane; i < dim; i += 32) to[i] = v[i] * scale;
         return;
     }
-    const u32 page = a.pages.pages[(size_t)of.seq * a.pages.n_pages + of.pos / PAGE];
-    T* to = (T*)(is_value ? a.v_cache : a.k_cache) + (((size_t)page * a.n_kv_head + head) * PAGE + of.pos % PAGE) * dim;
+    const u32 page = a.pages.pages[(size_t)info.seq * a.pages.n_pages + info.pos / PAGE];
+    T* to = (T*)(is_value ? a.v_cache : a.k_cache) + (((size_t)page * a.n_kv_head + head) * PAGE + info.pos % PAGE) * dim;
     for (u32 i = lane; i < dim; i += 32) store(to + i, v[i]);
 }
 

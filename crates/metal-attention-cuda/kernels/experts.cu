@@ -11,10 +11,10 @@ __device__ __forceinline__ void load_products(const RouteArgs& a, const Choice& 
 
 // A thread makes the weights of the scores of those that are chosen.
 __device__ __forceinline__ void write_weights(const RouteArgs& a, const u32* chosen, float* weights, u32 token) {
-    float most = -INFINITY, sum = 0.0f;
+    float max_score = -INFINITY, sum = 0.0f;
     if (a.score == SOFTMAX_OF_CHOSEN) {
-        for (u32 i = 0; i < a.n_used; i++) most = fmaxf(most, weights[i]);
-        for (u32 i = 0; i < a.n_used; i++) weights[i] = expf(weights[i] - most), sum += weights[i];
+        for (u32 i = 0; i < a.n_used; i++) max_score = fmaxf(max_score, weights[i]);
+        for (u32 i = 0; i < a.n_used; i++) weights[i] = expf(weights[i] - max_score), sum += weights[i];
         for (u32 i = 0; i < a.n_used; i++) weights[i] /= sum;
     }
     if (a.renormalize) {
@@ -163,8 +163,8 @@ struct WeighArgs {
 extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_constant__ WeighArgs a) {
     wait_for_input();
     let_next_start();
-    const u32 i = blockIdx.y * 256 + threadIdx.x, visit = blockIdx.x;
-    if (i < a.n) a.out[(size_t)visit * a.n + i] = a.weights[visit] * a.x[(size_t)(visit / a.n_used) * a.n + i];
+    const u32 i = blockIdx.y * 256 + threadIdx.x, item = blockIdx.x;
+    if (i < a.n) a.out[(size_t)item * a.n + i] = a.weights[item] * a.x[(size_t)(item / a.n_used) * a.n + i];
 }
 
 struct ExpertsActivationArgs {
@@ -212,8 +212,8 @@ extern "C" __global__ void __launch_bounds__(256) experts_sum(const __grid_const
         float sum = 0.0f;
 #pragma unroll 8
         for (u32 k = 0; k < a.n_used; k++) {
-            const u32 visit = token * a.n_used + k;
-            sum += a.weights[visit] * a.y[(size_t)visit * a.n + i];
+            const u32 item = token * a.n_used + k;
+            sum += a.weights[item] * a.y[(size_t)item * a.n + i];
         }
         const size_t at = (size_t)token * a.n + i;
         if (a.shared) sum += factor * a.shared[at];

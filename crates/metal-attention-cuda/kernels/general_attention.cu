@@ -27,7 +27,7 @@ struct GeneralAttentionArgs {
 
 constexpr int THREADS = 128;
 constexpr int LANES = 8;      // threads that share a position's score
-constexpr int COLUMNS = 4;    // most columns of a thread's values
+constexpr int COLUMNS = 4;    // max_score columns of a thread's values
 constexpr u32 TILE = THREADS; // positions at once
 
 template <typename T> __device__ __forceinline__ void general_attention(const GeneralAttentionArgs& a, float* memory) {
@@ -35,8 +35,8 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     const u32 head = blockIdx.x, split = blockIdx.y, token = blockIdx.z, kv = head / (a.n_head / a.n_kv_head);
     wait_for_input();
     let_next_start();
-    const Token of = a.tokens[token];
-    const u32 begin = first_seen(a.mask, a.reach, of.pos), end = end_seen(a.mask, a.reach, of.pos, of.last);
+    const Token info = a.tokens[token];
+    const u32 begin = first_seen(a.mask, a.reach, info.pos), end = end_seen(a.mask, a.reach, info.pos, info.last);
     // Splits are whole tiles.
     const u32 n_tiles = (end - begin + TILE - 1) / TILE, tiles_each = (n_tiles + a.n_splits - 1) / a.n_splits;
     const u32 n_splits = (n_tiles + tiles_each - 1) / tiles_each;
@@ -49,10 +49,10 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     __shared__ bool is_last;
     const float* query = a.queries + ((size_t)token * a.n_head + head) * a.key_dim;
     for (u32 i = tid; i < a.key_dim; i += THREADS) q[i] = query[i];
-    const u32* pages = a.pages.pages + (size_t)of.seq * a.pages.n_pages;
+    const u32* pages = a.pages.pages + (size_t)info.seq * a.pages.n_pages;
     auto row_of = [&](u32 pos) { return ((size_t)pages[pos / PAGE] * a.n_kv_head + kv) * PAGE + pos % PAGE; };
     const float slope = a.slopes ? a.slopes[head] : 0.0f;
-    float acc[COLUMNS] = {}, most = -INFINITY, sum = 0.0f;
+    float acc[COLUMNS] = {}, max_score = -INFINITY, sum = 0.0f;
     __syncthreads();
     for (u32 tile = first; tile < last; tile += TILE) {
         const u32 n = min(TILE, last - tile);
@@ -66,7 +66,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
             for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
             if (a.soft_cap != 0.0f) dot = a.soft_cap * tanhf(dot / a.soft_cap);
             const u32 pos = tile + i;
-            dot -= slope * (pos > of.pos ? pos - of.pos : of.pos - pos);
+            dot -= slope * (pos > info.pos ? pos - info.pos : info.pos - pos);
             if (tid % LANES == 0) weights[i] = i < n ? dot : -INFINITY;
         }
         __syncthreads();
@@ -74,11 +74,11 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
         float larger = warp_max(score);
         if (tid % 32 == 0) scratch[tid / 32] = larger;
         __syncthreads();
-        larger = most;
+        larger = max_score;
 #pragma unroll
         for (int i = 0; i < THREADS / 32; i++) larger = fmaxf(larger, scratch[i]);
-        const float shrink = __expf(most - larger), weight = __expf(score - larger);
-        most = larger;
+        const float shrink = __expf(max_score - larger), weight = __expf(score - larger);
+        max_score = larger;
         weights[tid] = weight;
         sum = sum * shrink + weight;
         __syncthreads();
@@ -108,7 +108,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     };
     const float sink = a.sinks ? a.sinks[head] : -INFINITY;
     if (n_splits == 1) {
-        const float larger = fmaxf(most, sink), factor = __expf(most - larger);
+        const float larger = fmaxf(max_score, sink), factor = __expf(max_score - larger);
         sum = sum * factor + (a.sinks ? __expf(sink - larger) : 0.0f);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
@@ -120,7 +120,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
         if (tid + c * THREADS < a.value_dim) splits[split * width + tid + c * THREADS] = acc[c];
-    if (tid == 0) splits[split * width + a.value_dim] = most, splits[split * width + a.value_dim + 1] = sum;
+    if (tid == 0) splits[split * width + a.value_dim] = max_score, splits[split * width + a.value_dim + 1] = sum;
     __threadfence();
     __syncthreads();
     if (tid == 0) {
@@ -131,14 +131,14 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    most = sink, sum = 0.0f;
-    for (u32 s = 0; s < n_splits; s++) most = fmaxf(most, __ldcg(splits + s * width + a.value_dim));
+    max_score = sink, sum = 0.0f;
+    for (u32 s = 0; s < n_splits; s++) max_score = fmaxf(max_score, __ldcg(splits + s * width + a.value_dim));
     for (u32 s = 0; s < n_splits; s++)
-        sum += __expf(__ldcg(splits + s * width + a.value_dim) - most) * __ldcg(splits + s * width + a.value_dim + 1);
-    if (a.sinks) sum += __expf(sink - most);
+        sum += __expf(__ldcg(splits + s * width + a.value_dim) - max_score) * __ldcg(splits + s * width + a.value_dim + 1);
+    if (a.sinks) sum += __expf(sink - max_score);
     for (u32 d = tid; d < a.value_dim; d += THREADS) {
         float v = 0.0f;
-        for (u32 s = 0; s < n_splits; s++) v += __expf(__ldcg(splits + s * width + a.value_dim) - most) * __ldcg(splits + s * width + d);
+        for (u32 s = 0; s < n_splits; s++) v += __expf(__ldcg(splits + s * width + a.value_dim) - max_score) * __ldcg(splits + s * width + d);
         write(d, v / sum);
     }
 }

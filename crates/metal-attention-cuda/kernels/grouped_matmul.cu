@@ -121,7 +121,7 @@ template <int TILES, typename P> __device__ __forceinline__ void grouped_matmul(
     const Matrix m[2] = {first_matrix, gated ? of_group(1) : first_matrix};
     const u32 first = blockIdx.x * (gated ? 4 : 8) + (warp % 4) * (gated ? 1 : 2);
     const u32 tile[2] = {first, gated ? first : first + 1};
-    const bool there[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
+    const bool in_range[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
     MatmulArgs p = {};
     p.x = a.x;
     p.n_token_tiles = a.n_slots / 8;
@@ -131,7 +131,7 @@ template <int TILES, typename P> __device__ __forceinline__ void grouped_matmul(
     p.packed = a.packed;
     p.y_token_tiles = a.n_slots / 8;
     float acc[2][TILES / 2][4] = {};
-    many_products<TILES, P, P>(p, m, tile, there, (uint4*)(float*)matmul_memory, work.y, work.z, lane, half_of, acc);
+    many_products<TILES, P, P>(p, m, tile, in_range, (uint4*)(float*)matmul_memory, work.y, work.z, lane, half_of, acc);
     const float* bias = a.bias[part] ? a.bias[part] + (size_t)work.x * m[0].n_rows : nullptr;
     const u32 first_row = part == 0 ? 0 : a.matrices[0].n_rows;
 #pragma unroll
@@ -139,11 +139,11 @@ template <int TILES, typename P> __device__ __forceinline__ void grouped_matmul(
         const u32 slot_tile = work.y + half_of * (TILES / 2) + n;
         if (slot_tile >= work.z) break;
         if (gated) {
-            if (there[0]) write_product(p, m[0], tile[0], lane, slot_tile, acc[0][n], acc[1][n]);
+            if (in_range[0]) write_product(p, m[0], tile[0], lane, slot_tile, acc[0][n], acc[1][n]);
             continue;
         }
-        if (there[0]) write_items(a, m[0], bias, first_row, tile[0], lane, slot_tile, acc[0][n]);
-        if (there[1]) write_items(a, m[1], bias, first_row, tile[1], lane, slot_tile, acc[1][n]);
+        if (in_range[0]) write_items(a, m[0], bias, first_row, tile[0], lane, slot_tile, acc[0][n]);
+        if (in_range[1]) write_items(a, m[1], bias, first_row, tile[1], lane, slot_tile, acc[1][n]);
     }
 }
 

@@ -53,8 +53,8 @@ template <typename Args> __device__ __forceinline__ void write_product(const Arg
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const u32 of_part = tile * 16 + g + 8 * (i / 2), row = m.first_row + of_part, token = token_tile * 8 + 2 * t + i % 2;
-        if (of_part >= m.n_rows || token >= a.n_tokens) continue;
+        const u32 row_of_matrix = tile * 16 + g + 8 * (i / 2), row = m.first_row + row_of_matrix, token = token_tile * 8 + 2 * t + i % 2;
+        if (row_of_matrix >= m.n_rows || token >= a.n_tokens) continue;
         if (a.output == GATED) {
             a.packed[packed_input(token, row, a.y_token_tiles)] = __float2half_rn(activate(a.activation, c[i]) * up[i]);
             continue;
@@ -74,7 +74,7 @@ constexpr int TOKEN_TILES = 16;
 
 // `TILES` tiles of tokens from `first_tile` on, of which there are none from `end_tile` on.
 template <int TILES, typename P, typename Q>
-__device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&there)[2],
+__device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&in_range)[2],
                                               uint4* staged, u32 first_tile, u32 end_tile, int lane, int half_of,
                                               float (&acc)[2][TILES / 2][4]) {
     constexpr int PANEL_WORDS = TILES * 64; // uint4 of a panel's inputs
@@ -93,14 +93,14 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
     for (int i = 0; i < STAGES - 1; i++) stage(i);
     P next_p = {};
     Q next_q = {};
-    if (there[0]) next_p.load(m[0], tile[0], 0, lane);
-    if (there[1]) next_q.load(m[1], tile[1], 0, lane);
+    if (in_range[0]) next_p.load(m[0], tile[0], 0, lane);
+    if (in_range[1]) next_q.load(m[1], tile[1], 0, lane);
     for (u32 panel = 0; panel < n_panels; panel++) {
         const P p = next_p;
         const Q q = next_q;
         if (panel + 1 < n_panels) {
-            if (there[0]) next_p.load(m[0], tile[0], panel + 1, lane);
-            if (there[1]) next_q.load(m[1], tile[1], panel + 1, lane);
+            if (in_range[0]) next_p.load(m[0], tile[0], panel + 1, lane);
+            if (in_range[1]) next_q.load(m[1], tile[1], panel + 1, lane);
         }
         wait_for_copies<STAGES - 2>();
         __syncthreads();
@@ -133,16 +133,16 @@ template <typename P, typename Q> __device__ __forceinline__ void matmul(const M
     const Matrix m[2] = {a.a, gated ? a.b : a.a};
     const u32 first = blockIdx.y * (gated ? 4 : 8) + (warp % 4) * (gated ? 1 : 2);
     const u32 tile[2] = {first, gated ? first : first + 1};
-    const bool there[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
+    const bool in_range[2] = {tile[0] * 16 < m[0].n_rows, tile[1] * 16 < m[1].n_rows};
     wait_for_input();
     let_next_start();
     float acc[2][TOKEN_TILES / 2][4] = {};
-    many_products<TOKEN_TILES, P, Q>(a, m, tile, there, staged, blockIdx.x * TOKEN_TILES, a.n_token_tiles, lane, half_of, acc);
+    many_products<TOKEN_TILES, P, Q>(a, m, tile, in_range, staged, blockIdx.x * TOKEN_TILES, a.n_token_tiles, lane, half_of, acc);
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES / 2; n++) {
         const u32 token_tile = blockIdx.x * TOKEN_TILES + half_of * (TOKEN_TILES / 2) + n;
-        if (there[0]) write_product(a, m[0], tile[0], lane, token_tile, acc[0][n], acc[1][n]);
-        if (there[1] && !gated) write_product(a, m[1], tile[1], lane, token_tile, acc[1][n], acc[1][n]);
+        if (in_range[0]) write_product(a, m[0], tile[0], lane, token_tile, acc[0][n], acc[1][n]);
+        if (in_range[1] && !gated) write_product(a, m[1], tile[1], lane, token_tile, acc[1][n], acc[1][n]);
     }
 }
 

@@ -25,7 +25,7 @@ struct MatmulFewArgs {
     float* y;                // [n_tokens][n_out]
     half* packed;            // GATED: y, as the next product takes it
     u32 y_token_tiles;
-    u32 warps_a_tile;        // warps that share the panels of a block out, 1, 2, 4 or 8
+    u32 warps_a_tile;        // warps that work the panels of a block out, 1, 2, 4 or 8
     u32 n_splits;            // parts of the panels, each with a block of its own
     u32 unused;
     float4* sums;            // of splits, [block of the result][split][fragment][32]
@@ -35,7 +35,7 @@ struct MatmulFewArgs {
 SHARED_MEMORY(16, float4, few_memory);
 
 // What a warp does: two tiles and every `step`th panel from `first` on.
-struct FewShare {
+struct WarpWork {
     const unsigned char *a, *b; // records
     u32 tile_a, tile_b, n_panels;
     u32 first, end, step;
@@ -43,16 +43,16 @@ struct FewShare {
 
 // Their products with N tiles of tokens.
 template <u32 FORMAT, int N>
-__device__ __forceinline__ void few_products(const MatmulFewArgs& a, const FewShare& share, int lane, float (&acc)[2][N][4]) {
+__device__ __forceinline__ void few_products(const MatmulFewArgs& a, const WarpWork& work, int lane, float (&acc)[2][N][4]) {
     typedef Panel<FORMAT> P;
     typedef Record<FORMAT> Of;
     // Panels on their way, as many as there are registers for.
     constexpr int DEPTH = sizeof(P) <= 24 && N < 4 ? 4 : sizeof(P) <= 40 ? 2 : 1;
     P p[DEPTH][2];
-    const u32 row_bytes = share.n_panels / Of::PANELS * Of::BYTES;
-    const unsigned char *row_a = share.a + (size_t)share.tile_a * row_bytes, *row_b = share.b + (size_t)share.tile_b * row_bytes;
+    const u32 row_bytes = work.n_panels / Of::PANELS * Of::BYTES;
+    const unsigned char *row_a = work.a + (size_t)work.tile_a * row_bytes, *row_b = work.b + (size_t)work.tile_b * row_bytes;
     // There is always one to load, if not one to multiply.
-    const u32 last = share.end - 1;
+    const u32 last = work.end - 1;
     auto load = [&](P (&of)[2], u32 panel) {
         panel = min(panel, last);
         const u32 at = panel / Of::PANELS * Of::BYTES;
@@ -60,16 +60,16 @@ __device__ __forceinline__ void few_products(const MatmulFewArgs& a, const FewSh
         of[1].template read<FromMemory>(Place<FORMAT>(row_b + at, panel % Of::PANELS), lane);
     };
 #pragma unroll
-    for (int d = 0; d < DEPTH; d++) load(p[d], share.first + d * share.step);
+    for (int d = 0; d < DEPTH; d++) load(p[d], work.first + d * work.step);
     wait_for_input();
     let_next_start();
     // Of tiles of tokens that are not there, those of the last.
     const u32 first_token_tile = blockIdx.y * N, last_token_tile = a.n_token_tiles - 1;
-    for (u32 from = share.first; from < share.end; from += DEPTH * share.step) {
+    for (u32 from = work.first; from < work.end; from += DEPTH * work.step) {
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
-            const u32 panel = from + d * share.step;
-            if (panel >= share.end) break;
+            const u32 panel = from + d * work.step;
+            if (panel >= work.end) break;
             const uint4* x_of = a.x + (size_t)panel * a.n_token_tiles * 64 + lane;
 #pragma unroll
             for (int b = 0; b < 2; b++) {
@@ -87,20 +87,20 @@ __device__ __forceinline__ void few_products(const MatmulFewArgs& a, const FewSh
                     }
                 }
             }
-            load(p[d], panel + DEPTH * share.step);
+            load(p[d], panel + DEPTH * work.step);
         }
     }
 }
 
 // The block's rows: a matrix, and which of its tiles. `block`: which of the grid's rows.
-struct FewRows {
+struct BlockRows {
     const Matrix& m;
     u32 first_tile, n_tiles;
     bool gated;
     // Tile `i`, 0 or 1, of the warps `row` of the block; GATED: both have the same.
     __device__ __forceinline__ u32 tile(u32 row, u32 i) const { return first_tile + (gated ? row : 2 * row + i); }
 };
-__device__ __forceinline__ FewRows rows_of(const MatmulFewArgs& a, u32 block) {
+__device__ __forceinline__ BlockRows rows_of(const MatmulFewArgs& a, u32 block) {
     const bool gated = a.output == GATED;
     u32 part = 0, before = 0;
     while (!gated && part + 1 < a.n_parts && block >= a.blocks[part]) before = a.blocks[part++];
@@ -110,33 +110,33 @@ __device__ __forceinline__ FewRows rows_of(const MatmulFewArgs& a, u32 block) {
 
 // What a warp has summed up goes to workgroup memory: [warp of panels][row of warps][2][N][lane].
 template <int N> __device__ __forceinline__ void sum_up(const MatmulFewArgs& a, u32 warp, int lane) {
-    const FewRows rows = rows_of(a, blockIdx.x);
-    const u32 of_panels = a.warps_a_tile, row = warp / of_panels;
+    const BlockRows rows = rows_of(a, blockIdx.x);
+    const u32 panel_warps = a.warps_a_tile, row = warp / panel_warps;
     const u32 n_panels = rows.m.n_panels, each = (n_panels + a.n_splits - 1) / a.n_splits;
-    float4* to = few_memory + ((warp % of_panels) * (WARPS / of_panels) + row) * 2 * N * 32 + lane;
+    float4* to = few_memory + ((warp % panel_warps) * (WARPS / panel_warps) + row) * 2 * N * 32 + lane;
     // Gate and up of unlike formats go one after the other, each in place of both.
     const u32 formats[2] = {rows.m.format, rows.gated ? a.parts[1].format : rows.m.format};
-    const u32 n_turns = formats[0] == formats[1] ? 1 : 2;
+    const u32 n_rounds = formats[0] == formats[1] ? 1 : 2;
 #pragma unroll 1
-    for (u32 turn = 0; turn < n_turns; turn++) {
-        FewShare share;
-        share.n_panels = n_panels;
-        share.first = blockIdx.z * each + warp % of_panels;
-        share.end = min((blockIdx.z + 1) * each, n_panels);
-        share.step = of_panels;
+    for (u32 round = 0; round < n_rounds; round++) {
+        WarpWork work;
+        work.n_panels = n_panels;
+        work.first = blockIdx.z * each + warp % panel_warps;
+        work.end = min((blockIdx.z + 1) * each, n_panels);
+        work.step = panel_warps;
         // There is always one to read, if not one to write.
-        share.tile_a = min(rows.tile(row, 0), rows.n_tiles - 1), share.tile_b = min(rows.tile(row, 1), rows.n_tiles - 1);
+        work.tile_a = min(rows.tile(row, 0), rows.n_tiles - 1), work.tile_b = min(rows.tile(row, 1), rows.n_tiles - 1);
         const unsigned char *a_records = rows.m.records, *b_records = rows.gated ? a.parts[1].records : a_records;
-        share.a = turn == 0 ? a_records : b_records, share.b = n_turns == 2 && turn == 0 ? a_records : b_records;
+        work.a = round == 0 ? a_records : b_records, work.b = n_rounds == 2 && round == 0 ? a_records : b_records;
         // What follows from these is found in the turn: what formats would need ahead of it takes all registers.
-        asm volatile("" : "+r"(share.tile_a), "+r"(share.tile_b), "+r"(share.n_panels), "+r"(share.first));
+        asm volatile("" : "+r"(work.tile_a), "+r"(work.tile_b), "+r"(work.n_panels), "+r"(work.first));
         float acc[2][N][4] = {};
-        WITH_FORMAT(turn == 0 ? formats[0] : formats[1], (few_products<FORMAT, N>(a, share, lane, acc)));
+        WITH_FORMAT(round == 0 ? formats[0] : formats[1], (few_products<FORMAT, N>(a, work, lane, acc)));
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int n = 0; n < N; n++)
-                if (turn == 0 || i == 1) to[(i * N + n) * 32] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
+                if (round == 0 || i == 1) to[(i * N + n) * 32] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
     }
     __syncthreads();
 }
@@ -156,28 +156,28 @@ template <int N> __device__ __forceinline__ void matmul_few(const MatmulFewArgs&
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
     sum_up<N>(a, warp, lane);
     asm volatile("" : "+r"(warp), "+r"(lane), "+r"(block));
-    const FewRows rows = rows_of(a, block);
+    const BlockRows rows = rows_of(a, block);
     u32 n_sums = a.warps_a_tile;
     const u32 n_fragments = WARPS / n_sums * 2 * N, stride = n_fragments * 32;
     const float4* sums = few_memory + lane;
     if (a.n_splits > 1) {
-        const u32 of_result = blockIdx.y * gridDim.x + block;
-        float4* of_splits = a.sums + (size_t)of_result * a.n_splits * stride + lane;
+        const u32 result_block = blockIdx.y * gridDim.x + block;
+        float4* split_sums = a.sums + (size_t)result_block * a.n_splits * stride + lane;
         for (u32 f = warp; f < n_fragments; f += WARPS) {
             float c[4] = {};
             add_up(c, sums + f * 32, n_sums, stride);
-            of_splits[blockIdx.z * stride + f * 32] = make_float4(c[0], c[1], c[2], c[3]);
+            split_sums[blockIdx.z * stride + f * 32] = make_float4(c[0], c[1], c[2], c[3]);
         }
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            is_last = atomicAdd(a.tickets + of_result, 1u) == a.n_splits - 1;
-            if (is_last) a.tickets[of_result] = 0;
+            is_last = atomicAdd(a.tickets + result_block, 1u) == a.n_splits - 1;
+            if (is_last) a.tickets[result_block] = 0;
         }
         __syncthreads();
         if (!is_last) return;
         __threadfence();
-        sums = of_splits, n_sums = a.n_splits;
+        sums = split_sums, n_sums = a.n_splits;
     }
     // In order, whichever came last.
     for (u32 of = warp; of < (rows.gated ? n_fragments / 2 : n_fragments); of += WARPS) {

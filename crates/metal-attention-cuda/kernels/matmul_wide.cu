@@ -31,8 +31,8 @@ struct MatmulWideArgs {
 SHARED_MEMORY(1024, unsigned char, wide_memory);
 
 // Groups that multiply, beside one whose threads fill the rings.
-constexpr int GROUPS = 2, WARPS_OF_GROUP = 4, MOST_SLOTS = 16;
-constexpr int ROOM = 224 << 10; // of all rings
+constexpr int GROUPS = 2, WARPS_OF_GROUP = 4, MAX_SLOTS = 16;
+constexpr int RING_BYTES = 224 << 10; // of all rings
 
 __device__ __forceinline__ u32 record_bytes(u32 format) {
     u32 bytes = 0;
@@ -48,22 +48,22 @@ __device__ __forceinline__ u32 panels_of_record(u32 format) {
 // Panels on their way: of the inputs, and for each group of the records of its rows.
 template <int N> struct Rings {
     static constexpr int X_BYTES = N * 128, X_SLOTS = N == 256 ? 4 : N == 128 ? 6 : 12;
-    static constexpr int WEIGHTS = 1024 + X_SLOTS * X_BYTES, WEIGHT_BYTES = (ROOM - X_SLOTS * X_BYTES) / GROUPS;
+    static constexpr int WEIGHTS = 1024 + X_SLOTS * X_BYTES, WEIGHT_BYTES = (RING_BYTES - X_SLOTS * X_BYTES) / GROUPS;
     static __device__ __forceinline__ u64_t* x_full() { return (u64_t*)wide_memory; }
-    static __device__ __forceinline__ u64_t* x_empty() { return x_full() + MOST_SLOTS; }
-    static __device__ __forceinline__ u64_t* full(int group) { return x_full() + (2 + 2 * group) * MOST_SLOTS; }
-    static __device__ __forceinline__ u64_t* empty(int group) { return full(group) + MOST_SLOTS; }
+    static __device__ __forceinline__ u64_t* x_empty() { return x_full() + MAX_SLOTS; }
+    static __device__ __forceinline__ u64_t* full(int group) { return x_full() + (2 + 2 * group) * MAX_SLOTS; }
+    static __device__ __forceinline__ u64_t* empty(int group) { return full(group) + MAX_SLOTS; }
     static __device__ __forceinline__ half* x(u32 slot) { return (half*)(wide_memory + 1024 + slot * X_BYTES); }
     static __device__ __forceinline__ unsigned char* weights(int group) { return wide_memory + WEIGHTS + group * WEIGHT_BYTES; }
     // Of records of so many bytes.
     static constexpr __device__ u32 slots(u32 bytes) {
-        return WEIGHT_BYTES / (WARPS_OF_GROUP * bytes) < MOST_SLOTS ? WEIGHT_BYTES / (WARPS_OF_GROUP * bytes) : MOST_SLOTS;
+        return WEIGHT_BYTES / (WARPS_OF_GROUP * bytes) < MAX_SLOTS ? WEIGHT_BYTES / (WARPS_OF_GROUP * bytes) : MAX_SLOTS;
     }
 };
-static_assert((2 + 2 * GROUPS) * MOST_SLOTS * 8 <= 1024, "barriers");
+static_assert((2 + 2 * GROUPS) * MAX_SLOTS * 8 <= 1024, "barriers");
 
 // A place in a ring, and by turns 0 and 1 how often it came round.
-struct Turn {
+struct RingPosition {
     u32 slot, phase;
     __device__ __forceinline__ void next(u32 n) {
         if (++slot == n) slot = 0, phase ^= 1;
@@ -75,77 +75,77 @@ __device__ __forceinline__ void wait_at(u64_t* barrier, u32 phase) {
 }
 
 // What a block does: rows of a matrix for each group, tokens, panels.
-struct Share {
+struct BlockWork {
     const Matrix* matrix[GROUPS];
     u32 first_tile[GROUPS];
     u32 first_token, first_panel, end_panel;
 };
 
 // One thread has a group's records copied.
-template <int N> __device__ __forceinline__ void fill_weights(const Share& share, int group) {
+template <int N> __device__ __forceinline__ void fill_weights(const BlockWork& work, int group) {
     typedef Rings<N> R;
-    const Matrix& m = *share.matrix[group];
-    const u32 first_tile = share.first_tile[group], n_tiles = min((m.n_rows + 15) / 16 - min((m.n_rows + 15) / 16, first_tile), (u32)WARPS_OF_GROUP);
+    const Matrix& m = *work.matrix[group];
+    const u32 first_tile = work.first_tile[group], n_tiles = min((m.n_rows + 15) / 16 - min((m.n_rows + 15) / 16, first_tile), (u32)WARPS_OF_GROUP);
     const u32 bytes = record_bytes(m.format), n_panels = panels_of_record(m.format), n_slots = R::slots(bytes);
     const size_t row_bytes = (size_t)(m.n_panels / n_panels) * bytes;
-    const unsigned char* from = m.records + first_tile * row_bytes + (size_t)(share.first_panel / n_panels) * bytes;
-    Turn turn = {0, 0};
-    for (u32 panel = share.first_panel; panel < share.end_panel; panel += n_panels, from += bytes) {
-        u64_t* full = R::full(group) + turn.slot;
-        unsigned char* to = R::weights(group) + turn.slot * WARPS_OF_GROUP * bytes;
-        wait_at(R::empty(group) + turn.slot, turn.phase ^ 1);
+    const unsigned char* from = m.records + first_tile * row_bytes + (size_t)(work.first_panel / n_panels) * bytes;
+    RingPosition at = {0, 0};
+    for (u32 panel = work.first_panel; panel < work.end_panel; panel += n_panels, from += bytes) {
+        u64_t* full = R::full(group) + at.slot;
+        unsigned char* to = R::weights(group) + at.slot * WARPS_OF_GROUP * bytes;
+        wait_at(R::empty(group) + at.slot, at.phase ^ 1);
         barrier_arrive_expecting(full, n_tiles * bytes);
         for (u32 i = 0; i < n_tiles; i++) copy_bulk(to + i * bytes, from + i * row_bytes, bytes, full);
-        turn.next(n_slots);
+        at.next(n_slots);
     }
 }
 
 // One thread has inputs copied.
-template <int N> __device__ __forceinline__ void fill_inputs(const MatmulWideArgs& a, const Share& share) {
+template <int N> __device__ __forceinline__ void fill_inputs(const MatmulWideArgs& a, const BlockWork& work) {
     typedef Rings<N> R;
     wait_for_input();
     let_next_start();
-    const u32 bytes = min((u32)N, a.n_token_tiles * 8 - share.first_token) * 128;
+    const u32 bytes = min((u32)N, a.n_token_tiles * 8 - work.first_token) * 128;
     const size_t panel_elements = (size_t)a.n_token_tiles * 8 * 64;
-    const half* from = a.x + share.first_panel * panel_elements + share.first_token * 64;
-    Turn turn = {0, 0};
-    for (u32 panel = share.first_panel; panel < share.end_panel; panel++, from += panel_elements) {
-        wait_at(R::x_empty() + turn.slot, turn.phase ^ 1);
-        barrier_arrive_expecting(R::x_full() + turn.slot, bytes);
-        copy_bulk(R::x(turn.slot), from, bytes, R::x_full() + turn.slot);
-        turn.next(R::X_SLOTS);
+    const half* from = a.x + work.first_panel * panel_elements + work.first_token * 64;
+    RingPosition at = {0, 0};
+    for (u32 panel = work.first_panel; panel < work.end_panel; panel++, from += panel_elements) {
+        wait_at(R::x_empty() + at.slot, at.phase ^ 1);
+        barrier_arrive_expecting(R::x_full() + at.slot, bytes);
+        copy_bulk(R::x(at.slot), from, bytes, R::x_full() + at.slot);
+        at.next(R::X_SLOTS);
     }
 }
 
 // A group's products.
 template <u32 FORMAT, int N>
-__device__ __forceinline__ void wide_products(const Share& share, int group, int warp, int lane, float (&acc)[N / 8][4]) {
+__device__ __forceinline__ void wide_products(const BlockWork& work, int group, int warp, int lane, float (&acc)[N / 8][4]) {
     typedef Rings<N> R;
     typedef Record<FORMAT> Of;
     constexpr u32 SLOTS = R::slots(Of::BYTES);
     const unsigned char* records = R::weights(group) + warp * Of::BYTES;
-    Turn turn = {0, 0}, x = {0, 0};
-    auto take = [&](u32 panel, u32 (&e)[2][2][4]) {
+    RingPosition at = {0, 0}, x = {0, 0};
+    auto decode = [&](u32 panel, u32 (&e)[2][2][4]) {
         const u32 i = panel % Of::PANELS;
-        if (i == 0) wait_at(R::full(group) + turn.slot, turn.phase);
+        if (i == 0) wait_at(R::full(group) + at.slot, at.phase);
         Panel<FORMAT> p;
-        p.template read<FromWorkgroup>(Place<FORMAT>(records + turn.slot * WARPS_OF_GROUP * Of::BYTES, i), lane);
+        p.template read<FromWorkgroup>(Place<FORMAT>(records + at.slot * WARPS_OF_GROUP * Of::BYTES, i), lane);
         elements(p, 0, e[0]);
         elements(p, 1, e[1]);
         if (i == Of::PANELS - 1) {
             __syncwarp();
-            if (lane == 0) barrier_arrive(R::empty(group) + turn.slot);
-            turn.next(SLOTS);
+            if (lane == 0) barrier_arrive(R::empty(group) + at.slot);
+            at.next(SLOTS);
         }
     };
     // Panels whose products go together, one after the other's.
     constexpr int TOGETHER = N == 256 ? 1 : 2;
     typedef u32 Elements[TOGETHER][2][2][4];
-    auto take_all = [&](u32 panel, Elements& e) {
+    auto decode_panels = [&](u32 panel, Elements& e) {
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
-            if (panel + i < share.end_panel) {
-                take(panel + i, e[i]);
+            if (panel + i < work.end_panel) {
+                decode(panel + i, e[i]);
             } else {
                 // Nothing, which takes the inputs of the first one.
 #pragma unroll
@@ -156,7 +156,7 @@ __device__ __forceinline__ void wide_products(const Share& share, int group, int
     // Their products, and, while they run and those before have ended, the elements of the next ones.
     auto multiply = [&](u32 panel, Elements& e, Elements& next) {
         const u32 slot_before = (x.slot + R::X_SLOTS - TOGETHER) % R::X_SLOTS;
-        const u32 last = min(share.end_panel - panel, (u32)TOGETHER) - 1;
+        const u32 last = min(work.end_panel - panel, (u32)TOGETHER) - 1;
         wait_at(R::x_full() + x.slot, x.phase);
         if (TOGETHER > 1) wait_at(R::x_full() + x.slot + last, x.phase);
         WideColumns columns[TOGETHER];
@@ -169,43 +169,43 @@ __device__ __forceinline__ void wide_products(const Share& share, int group, int
             for (int step = 0; step < 4; step++) wide_mma(acc, e[i][step / 2][step % 2], columns[i], step);
         wide_commit();
         wide_wait<1>();
-        if (panel > share.first_panel) {
+        if (panel > work.first_panel) {
             __syncwarp();
             if (lane < TOGETHER) barrier_arrive(R::x_empty() + slot_before + lane);
         }
-        take_all(panel + TOGETHER, next);
+        decode_panels(panel + TOGETHER, next);
         x.slot += TOGETHER;
         if (x.slot == R::X_SLOTS) x.slot = 0, x.phase ^= 1;
     };
     static_assert(R::X_SLOTS % TOGETHER == 0, "whole rounds");
     Elements even, odd;
-    take_all(share.first_panel, even);
+    decode_panels(work.first_panel, even);
     stay(acc);
-    for (u32 panel = share.first_panel; panel < share.end_panel; panel += 2 * TOGETHER) {
+    for (u32 panel = work.first_panel; panel < work.end_panel; panel += 2 * TOGETHER) {
         multiply(panel, even, odd);
-        if (panel + TOGETHER < share.end_panel) multiply(panel + TOGETHER, odd, even);
+        if (panel + TOGETHER < work.end_panel) multiply(panel + TOGETHER, odd, even);
     }
     wide_wait<0>();
     stay(acc);
 }
 
 // All threads that multiply.
-constexpr int MULTIPLIERS = GROUPS * WARPS_OF_GROUP * 32;
-__device__ __forceinline__ void multipliers_meet() { threads_meet<1, MULTIPLIERS>(); }
+constexpr int CONSUMERS = GROUPS * WARPS_OF_GROUP * 32;
+__device__ __forceinline__ void consumers_meet() { threads_meet<1, CONSUMERS>(); }
 
 // Sums over all splits of a tile of the result, which the last block to come makes; false: another one does.
 template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArgs& a, float (&acc)[N / 8][4]) {
     __shared__ bool is_last;
     const int tid = threadIdx.x;
     const u32 tile = blockIdx.y * gridDim.x + blockIdx.x;
-    float4* sums = a.sums + (size_t)tile * a.n_splits * (N / 8) * MULTIPLIERS + tid;
+    float4* sums = a.sums + (size_t)tile * a.n_splits * (N / 8) * CONSUMERS + tid;
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
-        sums[(blockIdx.z * (N / 8) + n) * MULTIPLIERS] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+        sums[(blockIdx.z * (N / 8) + n) * CONSUMERS] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
     __threadfence();
-    multipliers_meet();
+    consumers_meet();
     if (tid == 0) is_last = atomicAdd(a.tickets + tile, 1u) == a.n_splits - 1;
-    multipliers_meet();
+    consumers_meet();
     if (!is_last) return false;
     __threadfence();
     // In the order of the splits, whichever came last; some on their way at once.
@@ -223,7 +223,7 @@ template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArg
             for (int of = 0; of < SPLITS; of++)
 #pragma unroll
                 for (int n = 0; n < TILES; n++)
-                    v[of][n] = split + of < a.n_splits ? sums[((split + of) * (N / 8) + first + n) * MULTIPLIERS] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    v[of][n] = split + of < a.n_splits ? sums[((split + of) * (N / 8) + first + n) * CONSUMERS] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
             for (int of = 0; of < SPLITS; of++)
 #pragma unroll
@@ -238,25 +238,25 @@ template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArg
 // A block's results meet in workgroup memory, [N tokens][128 rows], from where whole pieces are written.
 constexpr int ROW = 64 * GROUPS + 4;
 template <int N> __device__ __forceinline__ float* gather_results(int group, int warp, int lane, const float (&acc)[N / 8][4]) {
-    static_assert(N * ROW * 4 <= ROOM, "room for results");
+    static_assert(N * ROW * 4 <= RING_BYTES, "room for results");
     float* results = (float*)(wide_memory + 1024);
     float* mine = results + lane % 4 * 2 * ROW + group * 64 + warp * 16 + lane / 4;
     // Everything that came was read.
-    multipliers_meet();
+    consumers_meet();
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) mine[(8 * n + i % 2) * ROW + 8 * (i / 2)] = acc[n][i];
-    multipliers_meet();
+    consumers_meet();
     return results;
 }
 
 // 64 rows of the gate and those of up, which are a panel of the next product's input.
-__device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const Share& share, u32 n_tokens, const float* results) {
-    uint4* to = (uint4*)(a.packed + ((size_t)blockIdx.y * a.n_token_tiles * 8 + share.first_token) * 64);
-    const u32 first_row = share.first_tile[0] * 16, n_rows = share.matrix[0]->n_rows;
+__device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
+    uint4* to = (uint4*)(a.packed + ((size_t)blockIdx.y * a.n_token_tiles * 8 + work.first_token) * 64);
+    const u32 first_row = work.first_tile[0] * 16, n_rows = work.matrix[0]->n_rows;
 #pragma unroll 2
-    for (u32 i = threadIdx.x; i < n_tokens * 8; i += MULTIPLIERS) {
+    for (u32 i = threadIdx.x; i < n_tokens * 8; i += CONSUMERS) {
         // As `packed_input` has it.
         const u32 token = i / 8, piece = i % 8, row = piece / 2 * 16 + piece % 2 * 2;
         const float* of_token = results + token * ROW + row;
@@ -273,10 +273,10 @@ __device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const Share
 }
 
 // Four rows of a token a lane, or, where these do not lie together, one after the other.
-__device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const Share& share, u32 n_tokens, const float* results) {
-    const Matrix& m = *share.matrix[0];
-    const u32 first_row = share.first_tile[0] * 16, n_rows = min(m.n_rows - first_row, 64u * GROUPS);
-    float* y = a.y + (size_t)share.first_token * a.n_out + m.first_row + first_row;
+__device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
+    const Matrix& m = *work.matrix[0];
+    const u32 first_row = work.first_tile[0] * 16, n_rows = min(m.n_rows - first_row, 64u * GROUPS);
+    float* y = a.y + (size_t)work.first_token * a.n_out + m.first_row + first_row;
     const float* bias = a.bias ? a.bias + m.first_row + first_row : nullptr;
     const bool adds = a.output == ADD;
     if ((a.n_out | n_rows) % 4 == 0 && (size_t)y % 16 == 0) {
@@ -284,7 +284,7 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const Share&
         if (row >= n_rows) return;
         const float4 b = bias ? make_float4(bias[row], bias[row + 1], bias[row + 2], bias[row + 3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         // Some at once, so that what is added to is on its way together.
-        constexpr u32 AT_ONCE = 8, STEP = MULTIPLIERS / 32;
+        constexpr u32 AT_ONCE = 8, STEP = CONSUMERS / 32;
 #pragma unroll 1
         for (u32 first = threadIdx.x / 32; first < n_tokens; first += AT_ONCE * STEP) {
             float4 v[AT_ONCE];
@@ -307,7 +307,7 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const Share&
         return;
     }
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < n_tokens * 64 * GROUPS; i += MULTIPLIERS) {
+    for (u32 i = threadIdx.x; i < n_tokens * 64 * GROUPS; i += CONSUMERS) {
         const u32 token = i / (64 * GROUPS), row = i % (64 * GROUPS);
         if (row >= n_rows) continue;
         float* out = y + (size_t)token * a.n_out + row;
@@ -326,18 +326,18 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
     const u32 block = blockIdx.y - (part == 0 ? 0 : a.blocks[part - 1]);
     // Splits have whole records.
     const u32 n_panels = a.parts[part].n_panels, each = (n_panels + 4 * a.n_splits - 1) / (4 * a.n_splits) * 4;
-    Share share;
-    share.matrix[0] = &a.parts[part];
-    share.matrix[1] = gated ? &a.parts[1] : &a.parts[part];
-    share.first_tile[0] = block * (gated ? WARPS_OF_GROUP : 2 * WARPS_OF_GROUP);
-    share.first_tile[1] = share.first_tile[0] + (gated ? 0 : WARPS_OF_GROUP);
-    share.first_token = blockIdx.x * N;
-    share.first_panel = min(blockIdx.z * each, n_panels);
-    share.end_panel = min(share.first_panel + each, n_panels);
+    BlockWork work;
+    work.matrix[0] = &a.parts[part];
+    work.matrix[1] = gated ? &a.parts[1] : &a.parts[part];
+    work.first_tile[0] = block * (gated ? WARPS_OF_GROUP : 2 * WARPS_OF_GROUP);
+    work.first_tile[1] = work.first_tile[0] + (gated ? 0 : WARPS_OF_GROUP);
+    work.first_token = blockIdx.x * N;
+    work.first_panel = min(blockIdx.z * each, n_panels);
+    work.end_panel = min(work.first_panel + each, n_panels);
     // Some by each warp, as a warp's lanes make barriers ready one after the other.
     if (lane == 0) {
-        for (u32 i = tid / 32; i < (2 + 2 * GROUPS) * MOST_SLOTS; i += WARPS_OF_GROUP * (GROUPS + 1)) {
-            const u32 of = i / MOST_SLOTS;
+        for (u32 i = tid / 32; i < (2 + 2 * GROUPS) * MAX_SLOTS; i += WARPS_OF_GROUP * (GROUPS + 1)) {
+            const u32 of = i / MAX_SLOTS;
             barrier_init(R::x_full() + i, of % 2 == 0 ? 1 : of == 1 ? GROUPS * WARPS_OF_GROUP : WARPS_OF_GROUP);
         }
         barriers_are_ready();
@@ -345,18 +345,18 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
     __syncthreads();
     if (group == GROUPS) {
         give_registers<40>();
-        if (warp < GROUPS && lane == 0) fill_weights<N>(share, warp);
-        if (warp == GROUPS && lane == 0) fill_inputs<N>(a, share);
+        if (warp < GROUPS && lane == 0) fill_weights<N>(work, warp);
+        if (warp == GROUPS && lane == 0) fill_inputs<N>(a, work);
         return;
     }
     take_registers<232>();
     wait_for_input();
     float acc[N / 8][4] = {};
-    WITH_FORMAT(share.matrix[group]->format, (wide_products<FORMAT, N>(share, group, warp, lane, acc)));
+    WITH_FORMAT(work.matrix[group]->format, (wide_products<FORMAT, N>(work, group, warp, lane, acc)));
     if (a.n_splits > 1 && !join_splits<N>(a, acc)) return;
     const float* results = gather_results<N>(group, warp, lane, acc);
-    if (gated) write_gated(a, share, min((u32)N, a.n_token_tiles * 8 - share.first_token), results);
-    else write_rows(a, share, min((u32)N, a.n_tokens - share.first_token), results);
+    if (gated) write_gated(a, work, min((u32)N, a.n_token_tiles * 8 - work.first_token), results);
+    else write_rows(a, work, min((u32)N, a.n_tokens - work.first_token), results);
 }
 
 #define MATMUL_WIDE(N)                                                                                              \

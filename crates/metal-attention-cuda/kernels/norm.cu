@@ -20,8 +20,8 @@ struct NormArgs {
 };
 
 // Four elements at i.
-__device__ __forceinline__ float4 four(const float* p, u32 i, bool there) {
-    return there ? *(const float4*)(p + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+__device__ __forceinline__ float4 four(const float* p, u32 i, bool in_range) {
+    return in_range ? *(const float4*)(p + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 __device__ __forceinline__ float sum_of(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
@@ -52,18 +52,18 @@ __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, floa
     for (int j = 0; j < KEPT; j++) {
         const u32 i = 4 * (threadIdx.x + j * THREADS);
         if (i >= (a.n_in + 63) / 64 * 64) break;
-        const bool there = i < a.n_in;
+        const bool in_range = i < a.n_in;
         float4 v = kept[j];
         if (a.kind != NONE) {
-            const float4 weight = four(a.weight, i, there);
+            const float4 weight = four(a.weight, i, in_range);
             v.x *= factor * weight.x, v.y *= factor * weight.y, v.z *= factor * weight.z, v.w *= factor * weight.w;
             if (a.bias) {
-                const float4 bias = four(a.bias, i, there);
+                const float4 bias = four(a.bias, i, in_range);
                 v.x += bias.x, v.y += bias.y, v.z += bias.z, v.w += bias.w;
             }
         }
         v.x *= a.scale, v.y *= a.scale, v.z *= a.scale, v.w *= a.scale;
-        if (out && there) {
+        if (out && in_range) {
             if (a.accumulate) {
                 const float4 more = *(const float4*)(out + i);
                 v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;

@@ -27,15 +27,15 @@ template <typename P> __device__ __forceinline__ float dot(const Matrix& m, u32 
 extern "C" __global__ void __launch_bounds__(128) odd_rows(const __grid_constant__ OddRowsArgs a) {
     wait_for_input();
     let_next_start();
-    const u32 of_part = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y, row = a.a.first_row + of_part;
-    if (of_part >= a.a.n_rows) return;
+    const u32 row_of_matrix = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y, row = a.a.first_row + row_of_matrix;
+    if (row_of_matrix >= a.a.n_rows) return;
     const float* x = a.x + (size_t)(a.rows ? a.rows[token] : token) * a.n_in;
     float* out = a.y + (size_t)token * a.n_out + row;
     float v;
-    WITH_PANEL(a.a.format, (v = dot<P>(a.a, of_part, x, a.n_in)));
+    WITH_PANEL(a.a.format, (v = dot<P>(a.a, row_of_matrix, x, a.n_in)));
     if (a.output == GATED) {
         float up;
-        WITH_PANEL(a.b.format, (up = dot<P>(a.b, of_part, x, a.n_in)));
+        WITH_PANEL(a.b.format, (up = dot<P>(a.b, row_of_matrix, x, a.n_in)));
         *out = activate(a.activation, v) * up;
         return;
     }

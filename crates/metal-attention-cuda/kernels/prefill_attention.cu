@@ -76,7 +76,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
             q[s][i] = bits(__floats2half2_rn(v.x, v.y));
         }
     float out[D / 8][4] = {};
-    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float max_score[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (u32 page = first_page; page < end_page; page++) {
         stage(page + 1);
         wait_for_copies<1>();
@@ -106,7 +106,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
                     if (at + 8 * j >= end || at + 8 * j < begin) score[j][i] = -INFINITY;
             }
         }
-        float larger[2] = {most[0], most[1]};
+        float larger[2] = {max_score[0], max_score[1]};
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -117,8 +117,8 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
             larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 2));
             // Of a page of which a row sees nothing nothing comes.
             const float base = larger[r] == -INFINITY ? 0.0f : larger[r];
-            const float factor = __expf(most[r] - base);
-            most[r] = larger[r];
+            const float factor = __expf(max_score[r] - base);
+            max_score[r] = larger[r];
             sum[r] *= factor;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) out[n][2 * r] *= factor, out[n][2 * r + 1] *= factor;
@@ -152,8 +152,8 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
         float factor = 1.0f;
         if (a.sinks) {
-            const float larger = fmaxf(most[r], a.sinks[head]);
-            factor = __expf(most[r] - larger);
+            const float larger = fmaxf(max_score[r], a.sinks[head]);
+            factor = __expf(max_score[r] - larger);
             sum[r] = sum[r] * factor + __expf(a.sinks[head] - larger);
         }
         factor /= sum[r];

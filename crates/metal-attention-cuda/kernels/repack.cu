@@ -77,15 +77,15 @@ template <u32 FORMAT> __device__ __forceinline__ void repack(const RepackArgs& a
     const Matrix m = {a.records, FORMAT, a.n_rows, a.n_panels, 0};
     const Place<FORMAT> at(m, tile, panel);
     const unsigned char* rows[2];
-    bool there[2];
+    bool in_range[2];
     for (int r = 0; r < 2; r++) {
         const u32 row = tile * 16 + g + 8 * r;
-        there[r] = row < a.n_rows;
-        rows[r] = a.raw + (size_t)(there[r] ? row : 0) * a.row_bytes;
+        in_range[r] = row < a.n_rows;
+        rows[r] = a.raw + (size_t)(in_range[r] ? row : 0) * a.row_bytes;
     }
     typedef Blocks<FORMAT> B;
     // Places beyond the row have scale 0.
-    auto inside = [&](int r, int k) { return there[r] && k < (int)a.n_in; };
+    auto inside = [&](int r, int k) { return in_range[r] && k < (int)a.n_in; };
     auto code = [&](int r, int k) -> u32 { return inside(r, k) ? B::code(rows[r], k) : 0; };
 
     if (FORMAT == Q8_0) {

@@ -316,13 +316,13 @@ impl ModelRunner {
         };
         let grid = LaunchGrid { blocks: [n_head.div_ceil(4), batch.size.n_tokens, 1], threads: 128, shared: 0 };
         self.launch("rwkv7_inputs", "", grid, &inputs)?;
-        let walk =
+        let scan =
             Self::scan_args(batch, RecurrenceKernel::RWKV7, batch.recurrent.of_layer(i, 0), heads, [n_head, dim, dim]);
         self.launch_scan(
             batch,
             RecurrenceKernel::RWKV7,
-            &walk,
-            &Rwkv7Args { walk, r, decay, k, v, a: kappa, b: rate },
+            &scan,
+            &Rwkv7Args { scan, r, decay, k, v, a: kappa, b: rate },
         )?;
         let norm = GroupNormArgs {
             x: heads,
