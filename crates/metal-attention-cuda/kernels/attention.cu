@@ -1,5 +1,9 @@
-// Attention of tokens one by one, each over the cache of its sequence: queries of a KV head together, the positions split among
-// blocks, the last of which joins the splits. Softmax with running maxima (arXiv 2205.14135), all in F32.
+// Attention in decode steps (and for prefill tokens that prefill_attention.cu cannot take): one token at a time over the KV
+// cache of its sequence. All in F32, by online softmax (FlashAttention, arXiv 2205.14135).
+//
+// A block takes up to GROUP query heads of one KV head, for one token and one split of its pages (split-KV). In a decode step
+// (APPENDED = false) the block also applies norm and RoPE to the token's queries and key, and appends key and value to the
+// cache. The last block of a token's KV head to finish merges the splits' partial results.
 #include "heads.cuh"
 #include "masks.cuh"
 
@@ -9,29 +13,29 @@ struct AttentionArgs {
     Pages pages;
     void* k_cache;
     void* v_cache;
-    float* qkv;        // [n_tokens][stride]: queries, keys, values
+    float* qkv;        // [n_tokens][stride]: queries, keys, values; queries may be ready already
     float* out;        // [n_tokens][n_head * head_dim]
-    half* packed;      // the same as a product of many tokens takes it, or null
-    float* partial;    // [n_tokens][n_head][n_splits][head_dim + 2]
-    u32* tickets;      // [n_tokens][n_kv_head * n_chunks], zero
+    half* packed;      // the same as packed F16, or null
+    float* partial;    // [n_tokens][n_head][n_splits][head_dim + 2]: weighted sum, largest score, sum of weights
+    u32* tickets;      // counters [n_tokens][n_kv_head * n_chunks], zero between launches
     const float* sinks; // [n_head], or null
     u32 n_head, n_kv_head, head_dim;
     u32 stride;
-    u32 n_splits;
-    u32 n_chunks;      // of the query heads of a KV head
+    u32 n_splits; // most splits of a token
+    u32 n_chunks;      // blocks that share the query heads of a KV head
     u32 n_token_tiles; // of `packed`
     u32 mask, reach;
     float soft_cap;    // 0: none
     const float* gates; // of head 0 of token 0, or null; heads are 2 head_dim apart
-    u32 gate_stride;   // elements from a token's to the next one's
-    u32 q_step;        // elements of qkv from a query to the next
-    u32 k_at, v_at;    // where keys and values begin
+    u32 gate_stride;   // elements from one token's gates to the next one's
+    u32 q_step;        // elements of qkv from one query head to the next
+    u32 k_at, v_at;    // the first key and value of a row of qkv
 };
 
 constexpr int THREADS = 128;
 constexpr int MAX_DIM = 256;
 
-// Elements d, which is even, and d + 1 of a head's result.
+// Applies the gate, if there is one, to elements d (even) and d + 1 of a head's result, and stores them.
 __device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32 head, u32 d, float2 v) {
     if (a.gates) {
         const float* gate = a.gates + (size_t)token * a.gate_stride + 2 * head * a.head_dim + d;
@@ -42,7 +46,8 @@ __device__ __forceinline__ void write_out(const AttentionArgs& a, u32 token, u32
     if (a.packed) *(half2*)(a.packed + packed_input(token, i, a.n_token_tiles)) = __floats2half2_rn(v.x, v.y);
 }
 
-// Keys and values of all tokens go to the cache, queries become what attention takes. A warp a head.
+// For prefill: applies norm and RoPE to queries (in place) and keys, and appends keys and values of all tokens to the cache. A
+// warp for each head.
 template <typename T> __device__ __forceinline__ void append(const AttentionArgs& a, float* heads) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
     const u32 head = blockIdx.x * (THREADS / 32) + warp, token = blockIdx.y;
@@ -65,7 +70,7 @@ template <typename T> __device__ __forceinline__ void append(const AttentionArgs
     for (int i = lane; i < dim; i += 32) store(at + i, v[i]);
 }
 
-// Copies a page's keys or values to workgroup memory, rows `ROW` elements apart.
+// Copies a page's keys or values to shared memory, to rows `row` elements apart.
 template <typename T> __device__ __forceinline__ void copy_page(T* to, const T* from, int dim, int row) {
     const int each = 16 / sizeof(T), n = PAGE * dim / each;
     for (int i = threadIdx.x; i < n; i += THREADS) {
@@ -88,11 +93,11 @@ template <> __device__ __forceinline__ void load_four<float>(float (&v)[4], cons
 __device__ __forceinline__ float2 load_two(const half* p) { return __half22float2(*(const half2*)p); }
 __device__ __forceinline__ float2 load_two(const float* p) { return *(const float2*)p; }
 
-// What a token sees, and the pages of it that a split has.
+// The first position that a token sees, and the pages of a split of them.
 struct SplitRange {
     u32 begin, first_page, end_page, n_splits;
 };
-// FEW: so many pages are one split's, as what several have is joined.
+// Up to FEW pages are not split, since merging splits costs more.
 template <u32 FEW> __device__ __forceinline__ SplitRange split_range(const AttentionArgs& a, u32 pos, u32 split) {
     SplitRange s;
     s.begin = first_seen(a.mask, a.reach, pos);
@@ -104,8 +109,9 @@ template <u32 FEW> __device__ __forceinline__ SplitRange split_range(const Atten
     return s;
 }
 
-// Queries of heads `head`.., and where the block `has_own` the token's own key and value, as attention takes them: all on their way
-// together. Own ones go to the cache where the block `keeps` them.
+// Loads the queries of heads `head`.. to `q` and, if `has_new`, the token's own new key and value to `new_kv`, and applies
+// norm, RoPE and scale. The new key and value go to the cache if `writes_cache`: several blocks may compute them, but only one
+// stores them.
 template <typename T, bool APPENDED>
 __device__ __forceinline__ void make_heads(const AttentionArgs& a, const Token& info, const u32* pages, u32 kv, bool writes_cache, u32 head, u32 n_heads,
                                            bool has_new, float* q, float* new_kv, const float (&norms)[2][MAX_DIM], const float2* cos_sin) {
@@ -130,7 +136,7 @@ __device__ __forceinline__ void make_heads(const AttentionArgs& a, const Token& 
             T* at = (T*)(h == n_heads ? a.k_cache : a.v_cache) +
                     (((size_t)pages[info.pos / PAGE] * a.n_kv_head + kv) * PAGE + info.pos % PAGE) * dim;
             for (int i = lane; i < dim; i += 32) {
-                // As all later tokens see it.
+                // Rounded as later tokens will read it from the cache.
                 T rounded;
                 store(&rounded, v[i]);
                 v[i] = to_float(rounded);
@@ -140,8 +146,8 @@ __device__ __forceinline__ void make_heads(const AttentionArgs& a, const Token& 
     }
 }
 
-// Elements d and d + 1 of a split's sums of a head, whose scores' maximum and sum of weights are known: its result, or, of one split,
-// the whole.
+// Stores elements d and d + 1 of a split's weighted sum, with its largest score and sum of weights; without splits, the final
+// result.
 __device__ __forceinline__ void write_split(const AttentionArgs& a, u32 token, u32 head, u32 split, u32 n_splits, u32 d, float2 v, float max_score, float sum) {
     if (n_splits > 1) {
         float* to = a.partial + ((size_t)(token * a.n_head + head) * a.n_splits + split) * (a.head_dim + 2);
@@ -158,7 +164,8 @@ __device__ __forceinline__ void write_split(const AttentionArgs& a, u32 token, u
     write_out(a, token, head, d, make_float2(v.x * factor / sum, v.y * factor / sum));
 }
 
-// The last block of a token's splits to come here joins their results. `factors`: [n_heads][32] in workgroup memory.
+// Merges the splits' partial results, in the last block of the splits to arrive here; the others return. `factors`:
+// [n_heads][32] in shared memory.
 __device__ __forceinline__ void join_splits(const AttentionArgs& a, u32 token, u32 head, u32 n_heads, u32 n_splits, float* factors) {
     __shared__ bool is_last;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, dim = a.head_dim, columns = dim / 2;
@@ -174,7 +181,7 @@ __device__ __forceinline__ void join_splits(const AttentionArgs& a, u32 token, u
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    // Factors of the splits: a warp a head, a lane a split (there are 32 at most).
+    // Factors of the splits: a warp for each head, a lane for each split (at most 32).
     for (int h = warp; h < (int)n_heads; h += THREADS / 32) {
         const float sink = a.sinks ? a.sinks[head + h] : -INFINITY;
         float2 of_split = make_float2(-INFINITY, 0.0f);
@@ -199,14 +206,15 @@ __device__ __forceinline__ void join_splits(const AttentionArgs& a, u32 token, u
     }
 }
 
-// `APPENDED`: the cache has the tokens already, and queries are ready; else each token is alone in its sequence. Pages are on
-// their way before the token's own query is there.
+// APPENDED: the cache already has the tokens' keys and values, and the queries are ready. Else each token is the only new one
+// of its sequence; then cached pages do not depend on the previous launch, and their loads start before `wait_for_input`.
 template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void attend(const AttentionArgs& a, float* memory) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, dim = a.head_dim, page_row = dim + 32 / (int)sizeof(T);
     const u32 kv = blockIdx.x / a.n_chunks, chunk = blockIdx.x % a.n_chunks, split = blockIdx.y, token = blockIdx.z;
     const u32 heads_per_kv = a.n_head / a.n_kv_head;
     const u32 head = kv * heads_per_kv + chunk * GROUP, n_heads = min((u32)GROUP, heads_per_kv - chunk * GROUP);
-    // Of a step before, as are all tokens of the cache but the last.
+    // Otherwise tokens and pages are from an earlier launch than the previous one, as are all keys and values but the token's
+    // own.
     if (APPENDED) wait_for_input();
     const Token info = a.tokens[token];
     const SplitRange range = split_range<1>(a, info.pos, split);
@@ -216,10 +224,10 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     T* keys = (T*)memory;                                    // [PAGE][page_row]
     T* values = keys + PAGE * page_row;                      // [PAGE][page_row]
     float* q = (float*)(values + PAGE * page_row);           // [GROUP][dim]
-    float* new_kv = q + GROUP * dim;                            // the token's key, then its value
+    float* new_kv = q + GROUP * dim;                            // the token's new key, then its new value
     float* scores = new_kv + 2 * dim;                           // [GROUP][PAGE]
-    float* running = scores + GROUP * PAGE;                  // [GROUP] of maxima, sums, factors
-    // What becomes of the token's heads: weights of their norms where all heads have the same, and the turns of its position.
+    float* running = scores + GROUP * PAGE;                  // [3][GROUP]: largest scores, sums of weights, last factors
+    // Norm weights, if all heads have the same, and the RoPE cosines and sines of the token's position.
     __shared__ float norms[2][MAX_DIM];
     __shared__ float2 cos_sin[MAX_DIM / 2];
 
@@ -243,14 +251,14 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
     let_next_start();
     const bool has_new = !APPENDED && split == n_splits - 1;
     make_heads<T, APPENDED>(a, info, pages, kv, chunk == 0, head, n_heads, has_new, q, new_kv, norms, cos_sin);
-    // Each thread has two columns of the values, and some of the positions.
+    // Each thread has two columns of the values and every `groups`-th position.
     const int columns = dim / 2, groups = THREADS / columns, group = tid / columns, column = tid % columns;
     float acc[GROUP][2] = {};
 
     for (; p < last_page; p++) {
         wait_for_copies<1>();
         __syncthreads();
-        // Two threads a position, by turns eight elements.
+        // Scores: two threads for each position, which take four elements each in turn.
         const u32 at = tid / 2, pos = p * PAGE + at;
         const bool seen = pos >= begin && pos <= info.pos, is_new = has_new && pos == info.pos;
         float dots[GROUP] = {};
@@ -273,13 +281,13 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
             if (tid % 2 == 0) scores[h * PAGE + at] = seen ? dot : -INFINITY;
         }
         __syncthreads();
-        // The next page's keys take the place of these.
+        // The keys of the next page overwrite these while the values are used.
         const size_t next_page = p + 1 < last_page ? page_at(p + 1) : at_page;
         if (p + 1 < last_page) copy_page(keys, (const T*)a.k_cache + next_page, dim, page_row);
         for (int h = warp; h < (int)n_heads; h += THREADS / 32) {
             const float x = scores[h * PAGE + lane], y = scores[h * PAGE + 32 + lane];
             const float before = running[h], max_score = fmaxf(before, warp_max(fmaxf(x, y)));
-            // A page of which nothing is seen leaves all as it was.
+            // A page with no visible position changes nothing.
             const float px = max_score == -INFINITY ? 0.0f : __expf(x - max_score), py = max_score == -INFINITY ? 0.0f : __expf(y - max_score);
             const float factor = max_score == -INFINITY ? 1.0f : __expf(before - max_score);
             const float sum = warp_sum(px + py);
@@ -316,8 +324,8 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
         at_page = next_page;
     }
 
-    // Sums over the groups of positions: [head][group][dim], in the place of the pages; then the split's result, or, of one split, the
-    // whole.
+    // Adds up the groups of positions: [head][group][dim], in the memory of the pages. Stores the split's partial result, or
+    // the final one.
     float* joined = memory;
 #pragma unroll
     for (int h = 0; h < GROUP; h++)

@@ -1,14 +1,14 @@
-// Queries, keys and values with whatever a model does to them: limits, norms of all kinds, RoPE, an RMSNorm of values, queries
-// that grow with their position. Keys and values go to the cache. A warp a head.
+// Makes queries, keys and values of their projections where attention.cu cannot: clamps, norms of all kinds, RoPE, an RMSNorm
+// of values, and a scale of queries that grows with the position. Appends keys and values to the cache. A warp for each head.
 #include "heads.cuh"
 
 enum RowKind : u32 { RMS = 1, LAYER = 2 };
-// Besides those of heads.cuh: all heads together.
+// In addition to those of heads.cuh: one norm over all heads of a row.
 constexpr u32 NORM_OF_ROW = 4;
 
 struct AttentionInputsArgs {
     HeadInputs inputs;
-    const float* q_bias; // of the norms, or null
+    const float* q_bias; // bias of the norm, or null
     const float* k_bias;
     const Token* tokens;
     Pages pages;
@@ -18,9 +18,9 @@ struct AttentionInputsArgs {
     float* queries;      // [n_tokens][n_head * head_dim]
     u32 n_head, n_kv_head, head_dim;
     u32 stride;
-    u32 q_step;          // elements of qkv from a query to the next
-    u32 k_at, v_at;      // where keys and values begin
-    u32 owns_cache;
+    u32 q_step;          // elements of qkv from one query head to the next
+    u32 k_at, v_at;      // the first key and value of a row of qkv
+    u32 owns_cache; // whether keys and values are appended; false: the layer reads those of another layer
     u32 kind;            // RowKind of the norm
     float clamp;         // INFINITY: none
     float value_eps;     // negative: no norm of values
@@ -32,7 +32,7 @@ constexpr int THREADS = 128;
 
 __device__ __forceinline__ float limited(float v, float limit) { return fminf(fmaxf(v, -limit), limit); }
 
-// The norm of `v`, of `n` elements that lie at `row` and of which `v` is a part.
+// The norm of head `v`, in place. `row`: the n elements over which the norm is computed, if these are more than the head.
 __device__ __forceinline__ void normalize(float* v, const AttentionInputsArgs& a, const float* row, u32 n, const float* weight,
                                           const float* bias, int lane) {
     const bool of_row = a.inputs.norm == NORM_OF_ROW;

@@ -1,6 +1,6 @@
-// Attention of tokens one by one over the cache of their sequence, with whatever a layer has: any mask, scores that fall with the
-// distance, heads of any length, keys and values of unlike lengths. The cache has the tokens already, and queries are ready. A
-// block for a head of a token and a part of the positions; the last of these joins the parts. All in F32.
+// Attention for everything that the faster kernels do not take: any mask, ALiBi, any head size, keys and values of different
+// sizes. The cache already has the tokens' keys and values, and the queries are ready. One token at a time, all in F32: a block
+// for each head of a token and split of its positions (split-KV); the last block of a head merges the partial results.
 #include "heads.cuh"
 #include "masks.cuh"
 
@@ -11,24 +11,24 @@ struct GeneralAttentionArgs {
     const void* v_cache; // [page][kv head][64][value_dim]
     const float* queries; // [n_tokens][n_head * key_dim]
     float* out;          // [n_tokens][n_head * value_dim]
-    half* packed;        // the same as a product of many tokens takes it, or null
-    float* partial;      // [n_tokens][n_head][n_splits][value_dim + 2]
-    u32* tickets;        // [n_tokens][n_head], zero
+    half* packed;        // the same as packed F16, or null
+    float* partial;      // [n_tokens][n_head][n_splits][value_dim + 2]: weighted sum, largest score, sum of weights
+    u32* tickets;        // counters [n_tokens][n_head], zero between launches
     const float* sinks;  // [n_head], or null
-    const float* slopes; // [n_head], or null
+    const float* slopes; // ALiBi slopes, [n_head], or null
     const float* gates;  // of head 0 of token 0, or null
-    u32 gate_stride;     // elements from a token's to the next one's; heads are 2 value_dim apart
+    u32 gate_stride;     // elements from one token's gates to the next one's; heads are 2 value_dim apart
     u32 n_head, n_kv_head, key_dim, value_dim;
-    u32 n_splits;
+    u32 n_splits; // most splits of a token
     u32 n_token_tiles;   // of `packed`
     u32 mask, reach;
     float soft_cap;      // 0: none
 };
 
 constexpr int THREADS = 128;
-constexpr int LANES = 8;      // threads that share a position's score
-constexpr int COLUMNS = 4;    // max_score columns of a thread's values
-constexpr u32 TILE = THREADS; // positions at once
+constexpr int LANES = 8;      // threads that share the score of a position
+constexpr int COLUMNS = 4;    // most columns of the values of a thread
+constexpr u32 TILE = THREADS; // positions that are processed at a time
 
 template <typename T> __device__ __forceinline__ void general_attention(const GeneralAttentionArgs& a, float* memory) {
     const u32 tid = threadIdx.x;
@@ -37,7 +37,7 @@ template <typename T> __device__ __forceinline__ void general_attention(const Ge
     let_next_start();
     const Token info = a.tokens[token];
     const u32 begin = first_seen(a.mask, a.reach, info.pos), end = end_seen(a.mask, a.reach, info.pos, info.last);
-    // Splits are whole tiles.
+    // Splits are whole tiles of positions.
     const u32 n_tiles = (end - begin + TILE - 1) / TILE, tiles_each = (n_tiles + a.n_splits - 1) / a.n_splits;
     const u32 n_splits = (n_tiles + tiles_each - 1) / tiles_each;
     if (split >= n_splits) return;

@@ -1,12 +1,13 @@
-// Attention of many tokens: 64 queries of a head a block, over the pages of their sequence one after the other, on the tensor
-// cores in F16 with F32 sums and softmax (arXiv 2307.08691). The cache has the tokens already, and queries are ready.
+// Prefill attention: a block takes 64 consecutive queries of one head (a query tile) through the KV pages of their sequence, on
+// the tensor cores in F16 with F32 sums and online softmax (FlashAttention-2, arXiv 2307.08691). The cache already has the
+// tokens' keys and values, and the queries are ready. The result is packed F16, as the output product reads it.
 #include "heads.cuh"
 #include "masks.cuh"
 
-// Queries that follow each other in a batch and in their sequence.
+// Consecutive tokens of one sequence, which are consecutive in the micro-batch, too.
 struct QueryTile {
-    u32 token, n, seq, pos;
-    u32 last; // position of the last token of its text
+    u32 token, n, seq, pos; // index of the first token, tokens, sequence, first position
+    u32 last; // the last position of the sequence in the micro-batch
 };
 
 struct PrefillArgs {
@@ -15,18 +16,18 @@ struct PrefillArgs {
     const half* k_cache; // [page][kv head][64][D]
     const half* v_cache;
     const float* qkv;    // [n_tokens][stride]
-    half* packed;        // [n_tokens][n_head * D], as a product takes it
+    half* packed;        // packed [n_tokens][n_head * D]
     const float* sinks;  // [n_head], or null
     u32 n_head, n_kv_head, stride, n_token_tiles;
     u32 mask, reach;
     float soft_cap;      // 0: none
-    u32 gate_stride;     // elements from a token's gates to the next one's
+    u32 gate_stride;     // elements from one token's gates to the next one's
     const float* gates;  // of head 0 of token 0, or null; heads are 2 D apart
 };
 
 SHARED_MEMORY(16, half, prefill_memory);
 
-// Out of the way of models that have none.
+// Not inlined, so that it takes no registers in models without a soft cap.
 __device__ __noinline__ float capped(float v, float cap) { return cap * tanhf(v / cap); }
 __device__ __forceinline__ void cap_scores(float (&score)[8][4], float cap) {
 #pragma unroll
@@ -36,7 +37,7 @@ __device__ __forceinline__ void cap_scores(float (&score)[8][4], float cap) {
 }
 
 template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
-    constexpr int ROW = D + 8; // of a page in workgroup memory: rows begin in different banks
+    constexpr int ROW = D + 8; // of a page's row in shared memory, so that rows begin in different banks
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     wait_for_input();
     let_next_start();
@@ -46,7 +47,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     const u32 first_page = first_seen(a.mask, a.reach, tile.pos) / PAGE;
     const u32 last_pos = tile.pos + tile.n - 1;
     const u32 end_page = (end_seen(a.mask, a.reach, last_pos, tile.last) - 1) / PAGE + 1;
-    // Pages that each of the queries, and those that fill the tile up, sees as a whole.
+    // Pages that all queries of the tile, and those that would fill it up, see entirely.
     const u32 first_full = (first_seen(a.mask, a.reach, tile.pos + 63) + PAGE - 1) / PAGE;
     const u32 end_full = end_seen(a.mask, a.reach, tile.pos, tile.last) / PAGE;
 
@@ -98,7 +99,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         if (!seen_by_all) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                // Of the page's positions this lane's first one of each eight is 2 t.
+                // Position `at + 8 * j` of the page belongs to score[j][i].
                 const u32 pos = tile.pos + row0 + 8 * (i / 2), at = page * PAGE + 2 * t + i % 2;
                 const u32 begin = first_seen(a.mask, a.reach, pos), end = end_seen(a.mask, a.reach, pos, tile.last);
 #pragma unroll
@@ -115,7 +116,7 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
         for (int r = 0; r < 2; r++) {
             larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 1));
             larger[r] = fmaxf(larger[r], __shfl_xor_sync(~0u, larger[r], 2));
-            // Of a page of which a row sees nothing nothing comes.
+            // A page in which a row sees nothing adds nothing to it.
             const float base = larger[r] == -INFINITY ? 0.0f : larger[r];
             const float factor = __expf(max_score[r] - base);
             max_score[r] = larger[r];
