@@ -8,28 +8,28 @@
 #include "masks.cuh"
 
 struct AttentionArgs {
-    HeadInputs inputs;
-    const Token* tokens;
-    Pages pages;
-    void* k_cache;
-    void* v_cache;
-    float* qkv;        // [n_tokens][stride]: queries, keys, values; queries may be ready already
-    float* out;        // [n_tokens][n_head * head_dim]
-    half* packed;      // the same as packed F16, or null
-    float* partial;    // [n_tokens][n_head][n_splits][head_dim + 2]: weighted sum, largest score, sum of weights
-    u32* tickets;      // counters [n_tokens][n_kv_head * n_chunks], zero between launches
-    const float* sinks; // [n_head], or null
-    u32 n_head, n_kv_head, head_dim;
-    u32 stride;
-    u32 n_splits; // most splits of a token
-    u32 n_chunks;      // blocks that share the query heads of a KV head
-    u32 n_token_tiles; // of `packed`
-    u32 mask, reach;
-    float soft_cap;    // 0: none
-    const float* gates; // of head 0 of token 0, or null; heads are 2 head_dim apart
-    u32 gate_stride;   // elements from one token's gates to the next one's
-    u32 q_step;        // elements of qkv from one query head to the next
-    u32 k_at, v_at;    // the first key and value of a row of qkv
+    HeadInputs inputs;               // norm and RoPE of queries and keys
+    const Token* tokens;             // [n_tokens]
+    Pages pages;                     // page tables of the layer's cache group
+    void* k_cache;                   // [page][KV head][64 positions][head_dim], F16 or F32
+    void* v_cache;                   // the same for values
+    float* qkv;                      // [n_tokens][stride]: queries, keys, values; queries may be ready already
+    float* out;                      // [n_tokens][n_head * head_dim]
+    half* packed;                    // the same as packed F16, or null
+    float* partial;                  // [n_tokens][n_head][n_splits][head_dim + 2]: weighted sum, largest score, sum of weights
+    u32* tickets;                    // counters [n_tokens][n_kv_head * n_chunks], zero between launches
+    const float* sinks;              // [n_head], or null
+    u32 n_head, n_kv_head, head_dim; // query heads, KV heads, elements of a head
+    u32 stride;                      // elements of a row of qkv
+    u32 n_splits;                    // most splits of a token
+    u32 n_chunks;                    // blocks that share the query heads of a KV head
+    u32 n_token_tiles;               // of `packed`
+    u32 mask, reach;                 // Mask (masks.cuh), and its number of positions
+    float soft_cap;                  // 0: none
+    const float* gates;              // of head 0 of token 0, or null; heads are 2 head_dim apart
+    u32 gate_stride;                 // elements from one token's gates to the next one's
+    u32 q_step;                      // elements of qkv from one query head to the next
+    u32 k_at, v_at;                  // the first key and value of a row of qkv
 };
 
 constexpr int THREADS = 128;
@@ -95,7 +95,7 @@ __device__ __forceinline__ float2 load_two(const float* p) { return *(const floa
 
 // The first position that a token sees, and the pages of a split of them.
 struct SplitRange {
-    u32 begin, first_page, end_page, n_splits;
+    u32 begin, first_page, end_page, n_splits; // n_splits: those that have pages
 };
 // Up to FEW pages are not split, since merging splits costs more.
 template <u32 FEW> __device__ __forceinline__ SplitRange split_range(const AttentionArgs& a, u32 pos, u32 split) {

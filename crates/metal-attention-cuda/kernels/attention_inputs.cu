@@ -7,25 +7,25 @@ enum RowKind : u32 { RMS = 1, LAYER = 2 };
 constexpr u32 NORM_OF_ROW = 4;
 
 struct AttentionInputsArgs {
-    HeadInputs inputs;
-    const float* q_bias; // bias of the norm, or null
-    const float* k_bias;
-    const Token* tokens;
-    Pages pages;
-    void* k_cache;
-    void* v_cache;
-    const float* qkv;    // [n_tokens][stride]
-    float* queries;      // [n_tokens][n_head * head_dim]
-    u32 n_head, n_kv_head, head_dim;
-    u32 stride;
-    u32 q_step;          // elements of qkv from one query head to the next
-    u32 k_at, v_at;      // the first key and value of a row of qkv
-    u32 owns_cache; // whether keys and values are appended; false: the layer reads those of another layer
-    u32 kind;            // RowKind of the norm
-    float clamp;         // INFINITY: none
-    float value_eps;     // negative: no norm of values
-    float growth;        // queries are multiplied by 1 + growth ln(1 + floor((pos + offset) / length))
-    u32 growth_length, growth_offset;
+    HeadInputs inputs;                // norm and RoPE of queries and keys
+    const float* q_bias;              // bias of the norm, or null
+    const float* k_bias;              // bias of the norm, or null
+    const Token* tokens;              // [n_tokens]
+    Pages pages;                      // page tables of the layer's cache group
+    void* k_cache;                    // [page][KV head][64 positions][head_dim], F16 or F32
+    void* v_cache;                    // the same for values
+    const float* qkv;                 // [n_tokens][stride]
+    float* queries;                   // [n_tokens][n_head * head_dim]
+    u32 n_head, n_kv_head, head_dim;  // query heads, KV heads, elements of a head
+    u32 stride;                       // elements of a row of qkv
+    u32 q_step;                       // elements of qkv from one query head to the next
+    u32 k_at, v_at;                   // the first key and value of a row of qkv
+    u32 owns_cache;                   // whether keys and values are appended; false: the layer reads those of another layer
+    u32 kind;                         // RowKind of the norm
+    float clamp;                      // INFINITY: none
+    float value_eps;                  // negative: no norm of values
+    float growth;                     // queries are multiplied by 1 + growth ln(1 + floor((pos + offset) / length))
+    u32 growth_length, growth_offset; // length and offset, in positions
 };
 
 constexpr int THREADS = 128;

@@ -4,16 +4,16 @@
 #include "recurrence.cuh"
 
 struct DeltaRuleArgs {
-    Scan scan;
-    Rows x;              // queries, keys, values, after the convolution
-    Rows beta;           // [value head], before the sigmoid
-    Rows decay;          // [value head], or [value head][key] for decays of channels
-    const float* a;      // rate of the decay, negative, [n_head]
-    const float* dt_bias;
-    u32 n_head_k;
-    u32 heads_of_key;    // consecutive value heads that share a key head; 0: value head h has key head h % n_head_k
+    Scan scan;            // of the heads
+    Rows x;               // queries, keys, values, after the convolution
+    Rows beta;            // [value head], before the sigmoid
+    Rows decay;           // [value head], or [value head][key] for decays of channels
+    const float* a;       // rate of the decay, negative, [n_head]
+    const float* dt_bias; // bias of the decay, of the same shape as decay without tokens
+    u32 n_head_k;         // key heads
+    u32 heads_of_key;     // consecutive value heads that share a key head; 0: value head h has key head h % n_head_k
     u32 unused;
-    float eps;
+    float eps;            // of the normalisation of queries and keys
 };
 
 // A token's vectors: query and key, not normalised, and decays of channels. Their scales are part of the factors and values:
@@ -117,8 +117,8 @@ SCAN_KERNELS(delta_rule, DeltaRule, DeltaRuleArgs)
 SCAN_KERNELS(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleArgs)
 
 struct FusedDeltaRuleArgs {
-    DeltaRuleArgs args;
-    FusedDecode fused;
+    DeltaRuleArgs args; // as for `scan`
+    FusedDecode fused;  // convolution and norm
 };
 FUSED_DECODE_KERNELS(delta_rule, DeltaRule, FusedDeltaRuleArgs)
 FUSED_DECODE_KERNELS(delta_rule_of_channels, DeltaRuleOfChannels, FusedDeltaRuleArgs)

@@ -62,8 +62,8 @@ struct FusedRouteArgs {
     const float* router; // [n_expert][n_in]
     const float* bias;   // [n_expert], or null
     u32* tickets;        // counters [n_tokens], zero between launches
-    u32 n_in;
-    float eps;
+    u32 n_in;            // elements of a row
+    float eps;           // of the norm
 };
 constexpr int ROUTE_THREADS = 256;
 // Vectors of four elements of a row that a thread holds in registers.
@@ -158,7 +158,7 @@ struct WeighArgs {
     const float* x;       // [n_tokens][n]
     const float* weights; // [n_tokens][n_used]
     float* out;           // [n_tokens * n_used][n]
-    u32 n, n_used;
+    u32 n, n_used;        // elements of a row, experts of a token
 };
 // Copies each token's row for each of its experts, times the expert's weight.
 extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_constant__ WeighArgs a) {
@@ -171,10 +171,10 @@ extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_cons
 struct ExpertsActivationArgs {
     const float* x; // [n_items][gate, up], or [n_items][up]
     float* out;     // [n_items][n]
-    u32 n;
-    u32 gated; // whether there is a gate
+    u32 n;          // elements of a row of the result
+    u32 gated;      // whether there is a gate
     u32 activation; // Activation
-    float limit; // of CLAMPED_SWIGLU
+    float limit;    // of CLAMPED_SWIGLU
 };
 extern "C" __global__ void __launch_bounds__(256) experts_activation(const __grid_constant__ ExpertsActivationArgs a) {
     wait_for_input();
@@ -193,9 +193,9 @@ struct ExpertsSumArgs {
     const float* gate;    // [n], or null: `shared` is multiplied by the sigmoid of its product with h
     const float* h;       // [n_tokens][n]
     float* out;           // [n_tokens][n]
-    u32 n, n_used;
+    u32 n, n_used;        // elements of a row, experts of a token
     u32 add;              // whether scale times the sum is added to `out`
-    float scale;
+    float scale;          // factor on the sum, where it is added
 };
 // Several blocks of a token share its elements.
 extern "C" __global__ void __launch_bounds__(256) experts_sum(const __grid_constant__ ExpertsSumArgs a) {

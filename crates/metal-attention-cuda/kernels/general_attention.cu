@@ -5,24 +5,24 @@
 #include "masks.cuh"
 
 struct GeneralAttentionArgs {
-    const Token* tokens;
-    Pages pages;
-    const void* k_cache; // [page][kv head][64][key_dim]
-    const void* v_cache; // [page][kv head][64][value_dim]
-    const float* queries; // [n_tokens][n_head * key_dim]
-    float* out;          // [n_tokens][n_head * value_dim]
-    half* packed;        // the same as packed F16, or null
-    float* partial;      // [n_tokens][n_head][n_splits][value_dim + 2]: weighted sum, largest score, sum of weights
-    u32* tickets;        // counters [n_tokens][n_head], zero between launches
-    const float* sinks;  // [n_head], or null
-    const float* slopes; // ALiBi slopes, [n_head], or null
-    const float* gates;  // of head 0 of token 0, or null
-    u32 gate_stride;     // elements from one token's gates to the next one's; heads are 2 value_dim apart
-    u32 n_head, n_kv_head, key_dim, value_dim;
-    u32 n_splits; // most splits of a token
-    u32 n_token_tiles;   // of `packed`
-    u32 mask, reach;
-    float soft_cap;      // 0: none
+    const Token* tokens;                       // [n_tokens]
+    Pages pages;                               // page tables of the layer's cache group
+    const void* k_cache;                       // [page][KV head][64][key_dim]
+    const void* v_cache;                       // [page][KV head][64][value_dim]
+    const float* queries;                      // [n_tokens][n_head * key_dim]
+    float* out;                                // [n_tokens][n_head * value_dim]
+    half* packed;                              // the same as packed F16, or null
+    float* partial;                            // [n_tokens][n_head][n_splits][value_dim + 2]: weighted sum, largest score, sum of weights
+    u32* tickets;                              // counters [n_tokens][n_head], zero between launches
+    const float* sinks;                        // [n_head], or null
+    const float* slopes;                       // ALiBi slopes, [n_head], or null
+    const float* gates;                        // of head 0 of token 0, or null
+    u32 gate_stride;                           // elements from one token's gates to the next one's; heads are 2 value_dim apart
+    u32 n_head, n_kv_head, key_dim, value_dim; // query heads, KV heads, elements of a key and of a value
+    u32 n_splits;                              // most splits of a token
+    u32 n_token_tiles;                         // of `packed`
+    u32 mask, reach;                           // Mask (masks.cuh), and its number of positions
+    float soft_cap;                            // 0: none
 };
 
 constexpr int THREADS = 128;

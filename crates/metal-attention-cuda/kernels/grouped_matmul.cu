@@ -9,13 +9,13 @@ constexpr u32 NONE = 0xffffffffu;
 constexpr u32 MAX_GROUPS = 1024;
 
 struct SortArgs {
-    const u32* groups; // of each item; null: item i has group i % n_groups
-    u32 n_items, n_groups;
-    u32* items;        // of each slot, or NONE, [n_slots]
-    uint4* work;       // the list of work, [n_work]: group, first tile, end tile
-    u32* n_work; // its length
-    u32 n_slots;
-    u32 tiles_of_work; // most tiles of an entry
+    const u32* groups;     // of each item; null: item i has group i % n_groups
+    u32 n_items, n_groups; // items and groups
+    u32* items;            // of each slot, or NONE, [n_slots]
+    uint4* work;           // the list of work, [n_work]: group, first tile, end tile
+    u32* n_work;           // its length
+    u32 n_slots;           // slots, including empty ones
+    u32 tiles_of_work;     // most tiles of an entry
 };
 
 SHARED_MEMORY(16, u32, sort_memory);
@@ -61,11 +61,11 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_co
 }
 
 struct GatherArgs {
-    const float* x;     // item i has the row that begins at element i / items_a_row * x_stride
-    const u32* items;   // of each slot
-    half* packed;
-    u32 items_a_row, x_stride;
-    u32 n_in, n_slots;
+    const float* x;            // item i has the row that begins at element i / items_a_row * x_stride
+    const u32* items;          // of each slot
+    half* packed;              // packed rows of all slots
+    u32 items_a_row, x_stride; // items that share a row; elements from a row to the next one
+    u32 n_in, n_slots;         // elements of a row; slots
 };
 // Packs the row of the item in each slot; a block for each slot.
 extern "C" __global__ void __launch_bounds__(128) gather(const __grid_constant__ GatherArgs a) {
@@ -81,18 +81,18 @@ extern "C" __global__ void __launch_bounds__(128) gather(const __grid_constant__
 
 struct GroupedMatmulArgs {
     Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
-    u32 tile_bytes[2]; // bytes of a tile of rows
-    const uint4* work;
-    const u32* n_work;
+    u32 tile_bytes[2];    // bytes of a tile of rows
+    const uint4* work;    // as SortArgs has it
+    const u32* n_work;    // as SortArgs has it
     const uint4* x;       // packed rows of all slots
     const float* bias[2]; // [n_groups][n_rows], or null
     const u32* items;     // of each slot, or NONE
     float* y;             // [item][n_out]
     half* packed;         // GATED: the result as packed rows of all slots
-    u32 n_slots;
-    u32 n_out;
-    u32 output;
-    u32 activation;
+    u32 n_slots;          // slots, including empty ones
+    u32 n_out;            // elements of a row of y
+    u32 output;           // Output
+    u32 activation;       // Activation, for GATED
 };
 
 // Stores sums to the rows of the slots' items.

@@ -29,20 +29,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __
 
 struct GroupedMatvecArgs {
     Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
-    u32 tile_bytes[2]; // bytes of a tile of rows
+    u32 tile_bytes[2];    // bytes of a tile of rows
     const u32* groups;    // of each item; null: item i has group i % n_groups
-    u32 n_groups;
-    u32 n_in;
+    u32 n_groups;         // experts or heads
+    u32 n_in;             // columns of the matrix
     const float* x;       // item i reads the row that begins at element i / items_a_row * x_stride
-    u32 items_a_row;
-    u32 x_stride;
+    u32 items_a_row;      // items that share a row of x
+    u32 x_stride;         // elements from a row of x to the next one
     const float* bias[2]; // [n_groups][n_rows], or null
     float* y;             // item i is stored from element i * y_stride on; STORE: the second matrix's rows follow the first's
-    u32 y_stride;
-    u32 first_item; // of this launch
-    u32 warps_a_tile; // warps that share a tile of rows
-    u32 output;
-    u32 activation;
+    u32 y_stride;         // elements from a row of y to the next one
+    u32 first_item;       // of this launch
+    u32 warps_a_tile;     // warps that share a tile of rows
+    u32 output;           // Output
+    u32 activation;       // Activation, for GATED
     u32 unused;
 };
 

@@ -5,20 +5,20 @@
 #include "heads.cuh"
 
 struct LatentInputsArgs {
-    const Token* tokens;
-    Pages pages;
-    void* cache;         // [page][64 positions][rank + n_shared]
-    const float* q;      // [token][head][n_nope + n_shared]
-    const float* kv;     // [token][rank + n_shared]
-    const float* norm;   // weights of the norm of compressed rows, [rank]
-    const float2* rope;  // cosine and sine, [position][n_shared / 2]
-    float* queries;      // [token][head][rank + n_shared]; in: the first `rank` of each head, without their scale
-    u32 n_head, n_nope, rank, n_shared;
-    u32 rotation;        // Rotation
-    float eps;
-    float scale;
-    float temperature;   // scale of the growth of scores with the position; 0: none
-    u32 length, offset;  // of that growth
+    const Token* tokens;                // [n_tokens]
+    Pages pages;                        // page tables of the layer's cache group
+    void* cache;                        // [page][64 positions][rank + n_shared]
+    const float* q;                     // [token][head][n_nope + n_shared]
+    const float* kv;                    // [token][rank + n_shared]
+    const float* norm;                  // weights of the norm of compressed rows, [rank]
+    const float2* rope;                 // cosine and sine, [position][n_shared / 2]
+    float* queries;                     // [token][head][rank + n_shared]; in: the first `rank` of each head, without their scale
+    u32 n_head, n_nope, rank, n_shared; // heads; elements of a query without RoPE; value part of a compressed row; part with RoPE
+    u32 rotation;                       // Rotation
+    float eps;                          // of the norm
+    float scale;                        // of queries
+    float temperature;                  // scale of the growth of scores with the position; 0: none
+    u32 length, offset;                 // of that growth
 };
 
 __device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float* v, u32 pos, u32 pair) {
@@ -67,13 +67,13 @@ extern "C" __global__ void __launch_bounds__(128) latent_inputs_f16(const __grid
 extern "C" __global__ void __launch_bounds__(128) latent_inputs_f32(const __grid_constant__ LatentInputsArgs a) { latent_inputs<float>(a); }
 
 struct LatentAttentionArgs {
-    const Token* tokens;
-    Pages pages;
-    const void* cache;
-    const float* queries; // [token][head][rank + n_shared]
-    float* out;           // [token][head][rank]
-    float* partial;       // [token][head][split][rank + 2]: weighted sum, largest score, sum of weights
-    u32 n_head, rank, n_shared, n_splits;
+    const Token* tokens;                  // [n_tokens]
+    Pages pages;                          // page tables of the layer's cache group
+    const void* cache;                    // [page][64 positions][rank + n_shared]
+    const float* queries;                 // [token][head][rank + n_shared]
+    float* out;                           // [token][head][rank]
+    float* partial;                       // [token][head][split][rank + 2]: weighted sum, largest score, sum of weights
+    u32 n_head, rank, n_shared, n_splits; // heads, value part and rest of a compressed row, splits of the positions
 };
 // Heads of a block, one for each warp; positions that it processes at a time, one for each lane; pairs of elements of a value
 // for each lane.

@@ -7,9 +7,9 @@ struct SelectArgs {
     float* dt;               // [token][rank]
     float* bc;               // B, then C, [token][2][d_state]
     const float* weights[3]; // of the norms of dt, B and C; null: no norms
-    u32 n, rank, d_state;
+    u32 n, rank, d_state;    // elements of a row, of dt, and of B and C each
     u32 at[3];               // the elements at which dt, B and C begin
-    float eps;
+    float eps;               // of the norms
     u32 unused;
 };
 // Splits the selection product into dt, B and C and applies their norms. A warp for each of the three, a block for each token.
@@ -28,14 +28,14 @@ extern "C" __global__ void __launch_bounds__(96) mamba_select(const __grid_const
 }
 
 struct MambaArgs {
-    Scan scan;       // one head, whose values are the channels
-    const float* x;  // [token][channel], after the convolution
-    const float* dt;
-    const float* bc; // [token][2][d_state]
-    Rows gate;       // [channel]
-    const float* dt_bias;
-    const float* a;  // [channel][d_state], negative
-    const float* d;
+    Scan scan;            // one head, whose values are the channels
+    const float* x;       // [token][channel], after the convolution
+    const float* dt;      // [token][channel], without bias
+    const float* bc;      // [token][2][d_state]
+    Rows gate;            // [channel]
+    const float* dt_bias; // [channel]
+    const float* a;       // [channel][d_state], negative
+    const float* d;       // [channel]
 };
 
 // A token's vectors: B and C. Its values: dt, dt x, silu(z), D x silu(z).

@@ -3,17 +3,17 @@
 #include "recurrence.cuh"
 
 struct Mamba2Args {
-    Scan scan;           // key_dim is d_state
-    Rows x;              // [head][value]
-    Rows b;              // [group][key]
-    Rows c;
-    Rows dt;             // [head]
-    Rows gate;           // z: head h begins at element gate_step * h
-    const float* dt_bias;
-    const float* a;      // [n_head], negative
-    const float* d;      // [n_head]
-    u32 heads_of_group;
-    u32 gate_step;
+    Scan scan;            // key_dim is d_state
+    Rows x;               // [head][value]
+    Rows b;               // [group][key]
+    Rows c;               // [group][key]
+    Rows dt;              // [head]
+    Rows gate;            // z: head h begins at element gate_step * h
+    const float* dt_bias; // [n_head]
+    const float* a;       // [n_head], negative
+    const float* d;       // [n_head]
+    u32 heads_of_group;   // heads that share B and C
+    u32 gate_step;        // elements from a head's gate to the next one's
 };
 
 // A token's vectors: B and C. Its values: dt x, silu(z), D x silu(z). Its factors: the decay.
@@ -80,7 +80,7 @@ static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 SCAN_KERNELS(mamba2, Mamba2, Mamba2Args)
 
 struct FusedMamba2Args {
-    Mamba2Args args;
-    FusedDecode fused;
+    Mamba2Args args;   // as for `scan`
+    FusedDecode fused; // convolution and norm
 };
 FUSED_DECODE_KERNELS(mamba2, Mamba2, FusedMamba2Args)

@@ -1,25 +1,26 @@
-// Products of several tokens: Y = W X over inputs that `packed_input` orders, in F16, with F32 sums. Weights go from memory to
-// registers, where codes become F16 elements, for each warp its own rows; inputs are shared through workgroup memory.
+// The GEMM without warpgroup instructions: Y = W X with packed F16 inputs (`packed_input`) and F32 sums. Each warp loads the
+// records of its own rows from memory to registers and converts codes to F16 there; inputs go through a ring in shared memory,
+// which all warps of a block share. Its templates are also used by matmul_few.cu, matmul_wide.cu and grouped_matmul.cu.
 #include "formats.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 
 struct MatmulArgs {
-    Matrix a;          // of this product's rows; GATED: the gate
-    Matrix b;          // GATED: up
-    const uint4* x;    // packed inputs
-    u32 n_tokens, n_token_tiles;
-    u32 n_out;         // elements of a row of y
-    u32 output;
-    u32 activation;
-    float scale;       // ADD: of what is added
-    const float* bias; // [n_out], or null
-    float* y;          // [n_tokens][n_out]
-    half* packed;      // GATED: y, as the next product takes it
+    Matrix a;                    // the matrix; GATED: the gate
+    Matrix b;                    // GATED: up
+    const uint4* x;              // packed inputs
+    u32 n_tokens, n_token_tiles; // tokens, and tiles of 8 of them in x
+    u32 n_out;                   // elements of a row of y
+    u32 output;                  // Output
+    u32 activation;              // Activation, for GATED
+    float scale;                 // ADD: factor on what is added
+    const float* bias;           // [n_out], or null
+    float* y;                    // [n_tokens][n_out]
+    half* packed;                // GATED: the result, as packed input of the next product
     u32 y_token_tiles, unused;
 };
 
-// The elements of a block as F16: `a[s][0..4]` for its products.
+// The elements of a block of 32 columns as F16: a[s][0..4] for the two products s.
 template <typename P> __device__ __forceinline__ void elements(const P& p, int b, u32 (&a)[2][4]) {
     p.codes(0, b, a);
     if (P::SUBS == 0 || P::PLANES == 2) return;
@@ -28,7 +29,7 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             if (P::FLOAT_SCALES) {
-                // Scales of any size: elements are rounded once.
+                // F32 scales may exceed the range of F16, so the product is computed in F32 and rounded once.
                 const float scale = p.scale(0, b, row, s), min = p.min(b, row, s);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
@@ -48,6 +49,7 @@ template <typename P> __device__ __forceinline__ void elements(const P& p, int b
         }
 }
 
+// The epilogue: bias, activation or addition, and the store of one warp's 16 x 8 sums (c; GATED: gate c and up).
 template <typename Args> __device__ __forceinline__ void write_product(const Args& a, const Matrix& m, u32 tile, int lane, u32 token_tile,
                                               const float (&c)[4], const float (&up)[4]) {
     const int g = lane / 4, t = lane % 4;
@@ -67,12 +69,12 @@ template <typename Args> __device__ __forceinline__ void write_product(const Arg
 
 SHARED_MEMORY(16, float, matmul_memory);
 
-// Many tokens: a block of 8 warps for 128 rows (GATED: 64 of the gate and the same of up) and 128 tokens; a warp has two tiles of
+// Tile of a block: 8 warps for 128 rows (GATED: 64 of the gate and the same 64 of up) and 128 tokens. A warp has two tiles of
 // rows and half of the tokens.
 constexpr int STAGES = 4;
 constexpr int TOKEN_TILES = 16;
 
-// `TILES` tiles of tokens from `first_tile` on, of which there are none from `end_tile` on.
+// Main loop: the products with TILES tiles of tokens from `first_tile` on; those from `end_tile` on are zeros.
 template <int TILES, typename P, typename Q>
 __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix (&m)[2], const u32 (&tile)[2], const bool (&in_range)[2],
                                               uint4* staged, u32 first_tile, u32 end_tile, int lane, int half_of,
@@ -125,7 +127,7 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
     wait_for_copies<0>();
 }
 
-// Other kernels take the templates.
+// Defined by files that use the templates only.
 #ifndef TEMPLATES_ALONE
 template <typename P, typename Q> __device__ __forceinline__ void matmul(const MatmulArgs& a, uint4* staged) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half_of = warp / 4;

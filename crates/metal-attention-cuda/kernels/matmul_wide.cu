@@ -1,38 +1,39 @@
-// Products of several tokens where four warps multiply together (`wide_mma`): Y = W X over inputs that `packed_input` orders WIDE,
-// in F16, with F32 sums.
+// The GEMM with warpgroup instructions (`wgmma`, here `wide_mma`), for compute capability 9.0: Y = W X with packed F16 inputs
+// in the WIDE order (`packed_input`) and F32 sums.
 //
-// A block has 128 rows, of which each group of four warps has 64 (GATED: one those of the gate, the other those of up), and N
-// tokens. Threads of a third group have the weights copied to workgroup memory, as they lie in memory and before the input is there,
-// and the inputs. Codes become F16 elements in registers while the products of the panel before run.
+// A block has 128 rows and N tokens: each of two consumer warpgroups has 64 rows (GATED: one those of the gate, the other the
+// same of up). A third warpgroup produces: one thread copies each consumer's records to its ring in shared memory, starting
+// before `wait_for_input`, and one thread copies the inputs to a ring that both consumers read. Consumers convert codes to F16
+// in registers while the products of the previous panel run. With split-K the last block to finish adds up the partial sums.
 #define TEMPLATES_ALONE
 #include "matmul.cu"
 
 constexpr int MAX_PARTS = 3;
 
 struct MatmulWideArgs {
-    Matrix parts[MAX_PARTS]; // one below the other; GATED: the gate and up
-    u32 n_parts;
-    u32 blocks[MAX_PARTS];   // first block of rows of the next part
-    const half* x;           // packed inputs
-    u32 n_tokens, n_token_tiles;
-    u32 n_out;               // elements of a row of y
-    u32 output;
-    u32 activation;
-    float scale;             // ADD: of what is added
-    const float* bias;       // [n_out], or null
-    float* y;                // [n_tokens][n_out]
-    half* packed;            // GATED: y, as the next product takes it
-    u32 n_splits;            // parts of the panels, each with a block of its own
+    Matrix parts[MAX_PARTS];     // one below the other; GATED: gate and up
+    u32 n_parts;                 // matrices
+    u32 blocks[MAX_PARTS];       // for each matrix, the block of rows after its last one
+    const half* x;               // packed inputs
+    u32 n_tokens, n_token_tiles; // tokens, and tiles of 8 of them in x
+    u32 n_out;                   // elements of a row of y
+    u32 output;                  // Output
+    u32 activation;              // Activation, for GATED
+    float scale;                 // ADD: factor on what is added
+    const float* bias;           // [n_out], or null
+    float* y;                    // [n_tokens][n_out]
+    half* packed;                // GATED: the result, as packed input of the next product
+    u32 n_splits;                // blocks that share the panels (split-K)
     u32 unused;
-    float4* sums;            // of splits, [tile of the result][split][N / 8][256]
-    u32* tickets;            // of each tile of the result, 0 between kernels
+    float4* sums;                // partial sums of splits, [tile of the result][split][N / 8][256]
+    u32* tickets;                // counters, one for each tile of the result, zero between launches
 };
 
 SHARED_MEMORY(1024, unsigned char, wide_memory);
 
-// Groups that multiply, beside one whose threads fill the rings.
+// Consumer warpgroups, besides the producers; most stages of a ring.
 constexpr int GROUPS = 2, WARPS_OF_GROUP = 4, MAX_SLOTS = 16;
-constexpr int RING_BYTES = 224 << 10; // of all rings
+constexpr int RING_BYTES = 224 << 10; // bytes of all rings
 
 __device__ __forceinline__ u32 record_bytes(u32 format) {
     u32 bytes = 0;
@@ -45,7 +46,7 @@ __device__ __forceinline__ u32 panels_of_record(u32 format) {
     return n;
 }
 
-// Panels on their way: of the inputs, and for each group of the records of its rows.
+// Shared memory: barriers, the ring of inputs, and for each consumer a ring of the records of its rows.
 template <int N> struct Rings {
     static constexpr int X_BYTES = N * 128, X_SLOTS = N == 256 ? 4 : N == 128 ? 6 : 12;
     static constexpr int WEIGHTS = 1024 + X_SLOTS * X_BYTES, WEIGHT_BYTES = (RING_BYTES - X_SLOTS * X_BYTES) / GROUPS;
@@ -55,14 +56,14 @@ template <int N> struct Rings {
     static __device__ __forceinline__ u64_t* empty(int group) { return full(group) + MAX_SLOTS; }
     static __device__ __forceinline__ half* x(u32 slot) { return (half*)(wide_memory + 1024 + slot * X_BYTES); }
     static __device__ __forceinline__ unsigned char* weights(int group) { return wide_memory + WEIGHTS + group * WEIGHT_BYTES; }
-    // Of records of so many bytes.
+    // Stages of a ring of records of that many bytes.
     static constexpr __device__ u32 slots(u32 bytes) {
         return WEIGHT_BYTES / (WARPS_OF_GROUP * bytes) < MAX_SLOTS ? WEIGHT_BYTES / (WARPS_OF_GROUP * bytes) : MAX_SLOTS;
     }
 };
 static_assert((2 + 2 * GROUPS) * MAX_SLOTS * 8 <= 1024, "barriers");
 
-// A place in a ring, and by turns 0 and 1 how often it came round.
+// A position in a ring: the stage, and the parity of the rounds so far.
 struct RingPosition {
     u32 slot, phase;
     __device__ __forceinline__ void next(u32 n) {
@@ -74,14 +75,14 @@ __device__ __forceinline__ void wait_at(u64_t* barrier, u32 phase) {
     while (!barrier_try_wait(barrier, phase)) spin_pause();
 }
 
-// What a block does: rows of a matrix for each group, tokens, panels.
+// The work of a block: rows of a matrix for each consumer, tokens, panels.
 struct BlockWork {
     const Matrix* matrix[GROUPS];
     u32 first_tile[GROUPS];
     u32 first_token, first_panel, end_panel;
 };
 
-// One thread has a group's records copied.
+// Producer of a consumer's records; one thread.
 template <int N> __device__ __forceinline__ void fill_weights(const BlockWork& work, int group) {
     typedef Rings<N> R;
     const Matrix& m = *work.matrix[group];
@@ -100,7 +101,7 @@ template <int N> __device__ __forceinline__ void fill_weights(const BlockWork& w
     }
 }
 
-// One thread has inputs copied.
+// Producer of the inputs; one thread.
 template <int N> __device__ __forceinline__ void fill_inputs(const MatmulWideArgs& a, const BlockWork& work) {
     typedef Rings<N> R;
     wait_for_input();
@@ -117,7 +118,7 @@ template <int N> __device__ __forceinline__ void fill_inputs(const MatmulWideArg
     }
 }
 
-// A group's products.
+// Main loop of a consumer.
 template <u32 FORMAT, int N>
 __device__ __forceinline__ void wide_products(const BlockWork& work, int group, int warp, int lane, float (&acc)[N / 8][4]) {
     typedef Rings<N> R;
@@ -138,7 +139,7 @@ __device__ __forceinline__ void wide_products(const BlockWork& work, int group, 
             at.next(SLOTS);
         }
     };
-    // Panels whose products go together, one after the other's.
+    // Panels whose products are issued together.
     constexpr int TOGETHER = N == 256 ? 1 : 2;
     typedef u32 Elements[TOGETHER][2][2][4];
     auto decode_panels = [&](u32 panel, Elements& e) {
@@ -147,13 +148,14 @@ __device__ __forceinline__ void wide_products(const BlockWork& work, int group, 
             if (panel + i < work.end_panel) {
                 decode(panel + i, e[i]);
             } else {
-                // Nothing, which takes the inputs of the first one.
+                // Zero elements; their products read the first panel's inputs.
 #pragma unroll
                 for (int j = 0; j < 16; j++) e[i][j / 8][j / 4 % 2][j % 4] = 0;
             }
         }
     };
-    // Their products, and, while they run and those before have ended, the elements of the next ones.
+    // Issues the products of some panels; while they run, and once those before have completed, decodes the elements of the
+    // next panels.
     auto multiply = [&](u32 panel, Elements& e, Elements& next) {
         const u32 slot_before = (x.slot + R::X_SLOTS - TOGETHER) % R::X_SLOTS;
         const u32 last = min(work.end_panel - panel, (u32)TOGETHER) - 1;
@@ -189,11 +191,12 @@ __device__ __forceinline__ void wide_products(const BlockWork& work, int group, 
     stay(acc);
 }
 
-// All threads that multiply.
+// All consumer threads, and their barrier.
 constexpr int CONSUMERS = GROUPS * WARPS_OF_GROUP * 32;
 __device__ __forceinline__ void consumers_meet() { threads_meet<1, CONSUMERS>(); }
 
-// Sums over all splits of a tile of the result, which the last block to come makes; false: another one does.
+// Split-K: stores the sums of this split; the last block to finish adds up all splits and returns true, the others return
+// false.
 template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArgs& a, float (&acc)[N / 8][4]) {
     __shared__ bool is_last;
     const int tid = threadIdx.x;
@@ -208,7 +211,7 @@ template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArg
     consumers_meet();
     if (!is_last) return false;
     __threadfence();
-    // In the order of the splits, whichever came last; some on their way at once.
+    // In a fixed order, so that results do not depend on which block finished last; several loads in flight.
     constexpr int TILES = N / 8 < 4 ? N / 8 : 4, SPLITS = 4;
 #pragma unroll
     for (int first = 0; first < N / 8; first += TILES) {
@@ -235,13 +238,13 @@ template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArg
     return true;
 }
 
-// A block's results meet in workgroup memory, [N tokens][128 rows], from where whole pieces are written.
+// Transposes a block's results through shared memory, [N tokens][128 rows], so that whole vectors can be stored.
 constexpr int ROW = 64 * GROUPS + 4;
 template <int N> __device__ __forceinline__ float* gather_results(int group, int warp, int lane, const float (&acc)[N / 8][4]) {
     static_assert(N * ROW * 4 <= RING_BYTES, "room for results");
     float* results = (float*)(wide_memory + 1024);
     float* mine = results + lane % 4 * 2 * ROW + group * 64 + warp * 16 + lane / 4;
-    // Everything that came was read.
+    // All stages of the rings have been read.
     consumers_meet();
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
@@ -251,13 +254,13 @@ template <int N> __device__ __forceinline__ float* gather_results(int group, int
     return results;
 }
 
-// 64 rows of the gate and those of up, which are a panel of the next product's input.
+// Stores a gated result: 64 rows of activation(gate) * up, which are one panel of the next product's packed input.
 __device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
     uint4* to = (uint4*)(a.packed + ((size_t)blockIdx.y * a.n_token_tiles * 8 + work.first_token) * 64);
     const u32 first_row = work.first_tile[0] * 16, n_rows = work.matrix[0]->n_rows;
 #pragma unroll 2
     for (u32 i = threadIdx.x; i < n_tokens * 8; i += CONSUMERS) {
-        // As `packed_input` has it.
+        // The inverse of `packed_input`.
         const u32 token = i / 8, piece = i % 8, row = piece / 2 * 16 + piece % 2 * 2;
         const float* of_token = results + token * ROW + row;
         u32 pairs[4];
@@ -272,7 +275,7 @@ __device__ __forceinline__ void write_gated(const MatmulWideArgs& a, const Block
     }
 }
 
-// Four rows of a token a lane, or, where these do not lie together, one after the other.
+// Stores rows: four rows of a token for each lane, or, if these are not aligned, one after the other.
 __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockWork& work, u32 n_tokens, const float* results) {
     const Matrix& m = *work.matrix[0];
     const u32 first_row = work.first_tile[0] * 16, n_rows = min(m.n_rows - first_row, 64u * GROUPS);
@@ -283,7 +286,7 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockW
         const u32 row = threadIdx.x % 32 * 4;
         if (row >= n_rows) return;
         const float4 b = bias ? make_float4(bias[row], bias[row + 1], bias[row + 2], bias[row + 3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        // Some at once, so that what is added to is on its way together.
+        // Several tokens at a time, so that the loads of what is added to overlap.
         constexpr u32 AT_ONCE = 8, STEP = CONSUMERS / 32;
 #pragma unroll 1
         for (u32 first = threadIdx.x / 32; first < n_tokens; first += AT_ONCE * STEP) {
@@ -316,7 +319,7 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockW
     }
 }
 
-// A grid of tokens, rows, splits.
+// The grid: groups of tokens, blocks of rows, splits.
 template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArgs& a) {
     typedef Rings<N> R;
     const int tid = threadIdx.x, warp = tid / 32 % WARPS_OF_GROUP, lane = tid % 32, group = tid / 32 / WARPS_OF_GROUP;
@@ -324,7 +327,7 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
     u32 part = 0;
     while (!gated && part + 1 < a.n_parts && blockIdx.y >= a.blocks[part]) part++;
     const u32 block = blockIdx.y - (part == 0 ? 0 : a.blocks[part - 1]);
-    // Splits have whole records.
+    // Splits are whole records.
     const u32 n_panels = a.parts[part].n_panels, each = (n_panels + 4 * a.n_splits - 1) / (4 * a.n_splits) * 4;
     BlockWork work;
     work.matrix[0] = &a.parts[part];
@@ -334,7 +337,7 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
     work.first_token = blockIdx.x * N;
     work.first_panel = min(blockIdx.z * each, n_panels);
     work.end_panel = min(work.first_panel + each, n_panels);
-    // Some by each warp, as a warp's lanes make barriers ready one after the other.
+    // Each warp initialises some of the barriers, since the lanes of a warp do so one after the other.
     if (lane == 0) {
         for (u32 i = tid / 32; i < (2 + 2 * GROUPS) * MAX_SLOTS; i += WARPS_OF_GROUP * (GROUPS + 1)) {
             const u32 of = i / MAX_SLOTS;

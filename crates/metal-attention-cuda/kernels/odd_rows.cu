@@ -1,20 +1,20 @@
-// Products with rows whose elements no four of which lie together as other kernels read them: of no model of any size. A thread an
-// element of the result.
+// Products with rows that are not a multiple of four elements, which the other kernels cannot read as vectors. Only tiny models
+// have them, so this is simple: a thread for each element of the result.
 #include "element.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 
 struct OddRowsArgs {
-    Matrix a;          // of this product's rows; GATED: the gate
+    Matrix a;          // the matrix; GATED: the gate
     Matrix b;          // GATED: up
     const float* x;    // [n_tokens][n_in]
     const float* bias; // [n_out], or null
     float* y;          // [n_tokens][n_out]
-    const u32* rows;   // rows of x to be taken, or null: in order
-    u32 n_in, n_out;
-    u32 output;
-    u32 activation;
-    float scale;       // ADD: of what is added
+    const u32* rows;   // indices of the rows of x, or null: in order
+    u32 n_in, n_out;   // elements of a row of x and of y
+    u32 output;        // Output
+    u32 activation;    // Activation, for GATED
+    float scale;       // ADD: factor on what is added
     u32 unused;
 };
 

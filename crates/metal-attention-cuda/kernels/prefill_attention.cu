@@ -7,22 +7,22 @@
 // Consecutive tokens of one sequence, which are consecutive in the micro-batch, too.
 struct QueryTile {
     u32 token, n, seq, pos; // index of the first token, tokens, sequence, first position
-    u32 last; // the last position of the sequence in the micro-batch
+    u32 last;               // the last position of the sequence in the micro-batch
 };
 
 struct PrefillArgs {
-    const QueryTile* tiles;
-    Pages pages;
-    const half* k_cache; // [page][kv head][64][D]
-    const half* v_cache;
-    const float* qkv;    // [n_tokens][stride]
-    half* packed;        // packed [n_tokens][n_head * D]
-    const float* sinks;  // [n_head], or null
-    u32 n_head, n_kv_head, stride, n_token_tiles;
-    u32 mask, reach;
-    float soft_cap;      // 0: none
-    u32 gate_stride;     // elements from one token's gates to the next one's
-    const float* gates;  // of head 0 of token 0, or null; heads are 2 D apart
+    const QueryTile* tiles;                       // [gridDim.x]
+    Pages pages;                                  // page tables of the layer's cache group
+    const half* k_cache;                          // [page][KV head][64][D]
+    const half* v_cache;                          // the same for values
+    const float* qkv;                             // [n_tokens][stride]
+    half* packed;                                 // packed [n_tokens][n_head * D]
+    const float* sinks;                           // [n_head], or null
+    u32 n_head, n_kv_head, stride, n_token_tiles; // query heads, KV heads, elements of a row of qkv, tiles of `packed`
+    u32 mask, reach;                              // Mask (masks.cuh), and its number of positions
+    float soft_cap;                               // 0: none
+    u32 gate_stride;                              // elements from one token's gates to the next one's
+    const float* gates;                           // of head 0 of token 0, or null; heads are 2 D apart
 };
 
 SHARED_MEMORY(16, half, prefill_memory);

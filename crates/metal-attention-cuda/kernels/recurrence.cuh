@@ -24,9 +24,9 @@ __device__ __forceinline__ float* slot_of(const States& s, u32 slot) { return s.
 
 // The columns from `first` on of the rows of a buffer, one row for each token.
 struct Rows {
-    const float* rows;
-    u32 stride;
-    u32 first;
+    const float* rows; // [n_tokens][stride]
+    u32 stride;        // elements of a row
+    u32 first;         // the first element that is used
 };
 __device__ __forceinline__ const float* row_of(const Rows& r, u32 token) { return r.rows + (size_t)token * r.stride + r.first; }
 
@@ -56,15 +56,15 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
 
 // The short convolution: each channel over its last n_tap tokens.
 struct ConvolutionArgs {
-    Runs runs;
-    States states;     // the last inputs, oldest first, [n_tap - 1][channels]
-    Rows x;            // channel c is element c / block * step + c % block of a row
-    const float* taps; // those of the oldest token first, [n_tap][channels]
-    const float* bias; // [channels], or null
-    float* out;        // [token][channels]
-    u32 channels, n_tap, block, step;
-    u32 gated;         // the input is the product of channels 0 and 2 of three, and the result is multiplied by channel 1 (LFM2);
-                       // else it goes through SiLU
+    Runs runs;                        // of the micro-batch
+    States states;                    // the last inputs, oldest first, [n_tap - 1][channels]
+    Rows x;                           // channel c is element c / block * step + c % block of a row
+    const float* taps;                // those of the oldest token first, [n_tap][channels]
+    const float* bias;                // [channels], or null
+    float* out;                       // [token][channels]
+    u32 channels, n_tap, block, step; // sizes; block and step: see x
+    u32 gated;                        // the input is the product of channels 0 and 2 of three, and the result is multiplied by channel 1 (LFM2);
+                                      // else it goes through SiLU
     u32 unused;
 };
 
@@ -72,19 +72,19 @@ struct ConvolutionArgs {
 enum Kind : u32 { NO_NORM = 0, RMS = 1, LAYER = 2 };
 enum Gate : u32 { NO_GATE = 0, AS_IT_IS = 1, SILU_OF_GATE = 2, SIGMOID_OF_GATE = 3 };
 struct GroupNormArgs {
-    const float* x;      // [token][group][n]
-    float* out;
-    const float* weight; // [n], or [group][n] where `of_groups`
-    const float* bias;   // the same, or null
-    Rows gate;           // [group][n]
-    const float* r;      // RWKV-7's bonus, v sum(r k factor), of rows as x, or null
-    const float* k;
-    const float* v;
-    const float* factor; // [group][n]
-    u32 n, n_group, of_groups;
-    u32 norm;            // Kind
-    u32 gate_kind;       // Gate
-    float eps;
+    const float* x;            // [token][group][n]
+    float* out;                // of the same shape, may be x
+    const float* weight;       // [n], or [group][n] where `of_groups`
+    const float* bias;         // the same, or null
+    Rows gate;                 // [group][n]
+    const float* r;            // RWKV-7's bonus, v sum(r k factor), of rows as x, or null
+    const float* k;            // [token][group][n]
+    const float* v;            // [token][group][n]
+    const float* factor;       // [group][n]
+    u32 n, n_group, of_groups; // elements of a group; groups; whether each group has its own weights
+    u32 norm;                  // Kind
+    u32 gate_kind;             // Gate
+    float eps;                 // of the norm
 };
 // The factor by which a gate multiplies.
 __device__ __forceinline__ float factor_of(u32 gate_kind, float gate) {
@@ -94,16 +94,16 @@ __device__ __forceinline__ float factor_of(u32 gate_kind, float gate) {
 // The channels of the convolution's output at which a head's parts begin: two vectors of `key_dim` (keys and queries, or B and
 // C), one of `value_dim` (values, or x).
 struct Begins {
-    u32 first, second, values;
+    u32 first, second, values; // channels
 };
 
 // The arguments that every scan has.
 struct Scan {
-    Runs runs;
-    States states; // of the layer's heads, [head][value][key], the transpose of the papers' matrices
-    float* out;    // [token][head][value]
-    u32 n_head, key_dim, value_dim;
-    u32 tile;      // most tokens that are prepared at a time
+    Runs runs;                      // of the micro-batch
+    States states;                  // of the layer's heads, [head][value][key], the transpose of the papers' matrices
+    float* out;                     // [token][head][value]
+    u32 n_head, key_dim, value_dim; // heads, and the size of their states
+    u32 tile;                       // most tokens that are prepared at a time
 };
 
 // `scan`: warp specialisation with a ring of two tiles of tokens in shared memory. SCAN_WARPS warps scan: they hold some
@@ -208,7 +208,7 @@ template <int EACH> __device__ __forceinline__ float dot(const float (&a)[EACH],
 struct Tile {
     u32 token, n; // first token and number of tokens; n = 0: no more tiles
     u32 rest;     // tokens of the segment after these
-    u32 segment;
+    u32 segment;  // index of the segment
 };
 __device__ __forceinline__ Tile first_tile(const Scan& w, u32 segment) {
     const uint4 of = w.runs.segments[segment];

@@ -133,8 +133,8 @@ enum Function : u32 { TANH = 0, SIGMOID = 1, SQUARED = 2, SIGMOID_TIMES = 3 };
 struct FunctionArgs {
     float* x;          // updated in place
     const float* with; // for SIGMOID_TIMES: x = sigmoid(with) x
-    u32 n;
-    u32 function;
+    u32 n;             // elements of x
+    u32 function;      // Function
 };
 extern "C" __global__ void __launch_bounds__(256) of_each(const __grid_constant__ FunctionArgs a) {
     wait_for_input();

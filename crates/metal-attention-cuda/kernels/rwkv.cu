@@ -3,14 +3,14 @@
 #include "recurrence.cuh"
 
 struct TokenShiftArgs {
-    Runs runs;
-    States states;      // the last token's input, of each sequence
-    const float* x;     // [n_tokens][width]
-    const float* lerps; // [n_mix][width]
-    const float* more;  // what tokens add to the interpolation weights, [n_tokens][n_mix][width], or null
-    float* out;         // [n_mix][n_tokens][width]
-    u32 width, n_mix, n_tokens;
-    u32 advance;        // whether to store the last input as the new state
+    Runs runs;                  // of the micro-batch
+    States states;              // the last token's input, of each sequence
+    const float* x;             // [n_tokens][width]
+    const float* lerps;         // [n_mix][width]
+    const float* more;          // what tokens add to the interpolation weights, [n_tokens][n_mix][width], or null
+    float* out;                 // [n_mix][n_tokens][width]
+    u32 width, n_mix, n_tokens; // elements of a row, interpolations, tokens
+    u32 advance;                // whether to store the last input as the new state
 };
 // Tokens of a run that a block takes, and tokens that a thread loads at a time.
 constexpr u32 SHIFTED = 16;
@@ -55,10 +55,10 @@ extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_const
 }
 
 struct Rwkv6Args {
-    Scan scan;
+    Scan scan;               // of the heads
     const float* r;          // [token][head][key]
-    const float* k;          // [token][kv head][key]
-    const float* v;
+    const float* k;          // [token][KV head][key]
+    const float* v;          // [token][KV head][key]
     const float* decay;      // [token][head][key], before bias and functions
     const float* decay_bias; // [head][key]
     const float* bonus;      // [head][key]; null: gated linear attention
@@ -125,17 +125,17 @@ SCAN_KERNELS(rwkv6, Rwkv6, Rwkv6Args)
 struct Rwkv7InputsArgs {
     float* decay;            // [token][head][key]: in: before bias and function; out: the decay
     float* rate;             // in: before bias and function; out: the normalised key times the rate
-    float* k;
-    float* v;
+    float* k;                // in: the key; out: the key that is added to the state
+    float* v;                // in and out: the value
     float* kappa;            // out: minus the normalised key
     const float* decay_bias; // [head][key]
-    const float* rate_bias;
-    const float* removed;
-    const float* kept;
+    const float* rate_bias;  // [head][key]
+    const float* removed;    // k_k, [head][key]
+    const float* kept;       // k_a, [head][key]
     float* first_value;      // [token][head][key]: the first layer's values
     const float* value_mix;  // the share of these, before bias and sigmoid; null: this is the first layer
-    const float* value_bias;
-    u32 n_head, head_dim;
+    const float* value_bias; // [head][key]
+    u32 n_head, head_dim;    // heads and their elements
 };
 // Normalises keys, applies the functions of decay and rate, and mixes in the first layer's values. A warp for a head of a
 // token.
@@ -169,11 +169,11 @@ extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_cons
 }
 
 struct Rwkv7Args {
-    Scan scan;
+    Scan scan;          // of the heads
     const float* r;     // [token][head][key], as are all
-    const float* decay;
-    const float* k;
-    const float* v;
+    const float* decay; // decay of the state
+    const float* k;     // key
+    const float* v;     // value
     const float* a;     // minus the normalised key
     const float* b;     // the normalised key times the rate
 };
@@ -236,10 +236,10 @@ SCAN_KERNELS(rwkv7, Rwkv7, Rwkv7Args)
 // The function that is applied to an input first.
 enum InputFunction : u32 { AS_IT_LIES = 0, TANH_OF_INPUT = 1, SIGMOID_OF_INPUT = 2 };
 struct SideProduct {
-    Matrix matrix;
-    const float* x;
-    float* y;
-    u32 n_in;
+    Matrix matrix;    // [n_out][n_in]
+    const float* x;   // [n_in]
+    float* y;         // [n_out]
+    u32 n_in;         // columns
     u32 end;          // the block after the last one of this product
     u32 warps_a_tile; // a power of two
     u32 function;     // InputFunction; not AS_IT_LIES only for n_in up to MAX_CHANGED
@@ -247,7 +247,7 @@ struct SideProduct {
 constexpr u32 MAX_SIDE_PRODUCTS = 8;
 constexpr u32 MAX_CHANGED = 1024;
 struct SideProductsArgs {
-    SideProduct products[MAX_SIDE_PRODUCTS];
+    SideProduct products[MAX_SIDE_PRODUCTS]; // those after the last one have no blocks
 };
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const __grid_constant__ SideProductsArgs a) {
     __shared__ __align__(16) float changed[MAX_CHANGED];

@@ -1,19 +1,20 @@
-// The highest logits of each row, in their order.
+// The K highest logits of each row, sorted. Logits are compared by keys of 8 bytes (`rank_of` of rank.cuh: a number that rises
+// with the logit above one that falls with the id); all keys of a row differ, and key 0 is no logit.
 #include "rank.cuh"
 
 constexpr int K = 128, THREADS = 256;
-// Logits of a thread, ranks that are put in order at most.
+// Logits of a thread, and the most keys that are sorted.
 constexpr int ITEMS = 16, LIST = 512;
-// Ranks of other blocks that a thread asks for at once.
+// Keys of other blocks that a thread loads at a time.
 constexpr u32 AHEAD = 16;
 
 struct TopKArgs {
     const float* logits; // [n_rows][n_vocab]
-    u64_t* lists;        // [n_rows][gridDim.x][THREADS]
-    u32* tickets;        // [n_rows], zero
-    u64_t* best;         // [n_rows][K]: keys, the highest first, then zeros where fewer logits compare
-    u32 n_vocab;
-    u32 chunk;           // logits of a block, THREADS * ITEMS at most
+    u64_t* lists;        // keys selected by each block, [n_rows][gridDim.x][THREADS]
+    u32* tickets;        // counters [n_rows], zero between launches
+    u64_t* best;         // keys [n_rows][K], the highest first; zeros if fewer logits are numbers
+    u32 n_vocab;         // logits of a row
+    u32 chunk;           // logits of a block, at most THREADS * ITEMS
 };
 
 struct Selected {
@@ -22,7 +23,7 @@ struct Selected {
     u32 sum;
 };
 
-// A number above 0 that at least K of all threads' numbers reach, and few more; 1 where fewer than K are above 0.
+// A number above 0 that at least K of all threads' numbers reach, and few more; 1 if fewer than K are above 0.
 __device__ __forceinline__ u32 floor_of(u32 own_key) {
     u32 floor = 0;
     for (int bit = 31; bit >= 10; bit--) {
@@ -46,9 +47,9 @@ __device__ __forceinline__ u32 sum_of_block(u32 v, Selected& s) {
     return v;
 }
 
-// Puts the K highest of all ranks that `each` goes through to `s`, and as few others as is soon found out, MOST in all at most. Ranks
-// above 0 are different, and 0 is none. The K-th highest of what each thread has at most is a floor that K ranks reach; only where
-// more than MOST do, the floor is found bit by bit.
+// Copies the K highest of all keys that `each` iterates over to `s`, and as few others as is quickly found, at most CAPACITY in
+// all. The K-th highest of the threads' own highest keys is a floor that at least K keys reach. Only if more than CAPACITY keys
+// reach it, the floor is raised bit by bit.
 template <int CAPACITY, typename Each> __device__ __forceinline__ void select(const Each& each, Selected& s) {
     u32 highest = 0;
     each([&](u64_t key) { highest = max(highest, (u32)(key >> 32)); });
@@ -80,7 +81,7 @@ template <int CAPACITY, typename Each> __device__ __forceinline__ void select(co
     }
 }
 
-// A rank's place is how many are higher.
+// Stores the K highest keys in order: a key's place is the number of higher ones.
 __device__ __forceinline__ void write_in_order(const Selected& s, u64_t* best) {
     const u32 n = s.n;
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void write_in_order(const Selected& s, u64_t* best) {
     for (u32 i = n + threadIdx.x; i < K; i += THREADS) best[i] = 0;
 }
 
-// Each block takes a chunk of a row, and the last one of a row all that the blocks selected.
+// Each block selects from a part of a row; the last block of a row to finish selects from what all blocks have selected.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) top_k(const __grid_constant__ TopKArgs a) {
     __shared__ Selected s;
     __shared__ bool is_last;
