@@ -85,7 +85,7 @@ impl CudaLinear {
 /// A norm of rows.
 #[derive(Debug)]
 pub(crate) struct CudaNorm {
-    /// RMSNorm or LayerNorm.
+    /// `RMSNorm` or `LayerNorm`.
     pub(crate) kind: NormKind,
     /// Weights, `[n]`.
     pub(crate) weight: CudaVector,
