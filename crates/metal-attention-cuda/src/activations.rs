@@ -13,7 +13,7 @@ use crate::runner::{TOP_K, scratch_elements, split_bytes, top_k_bytes};
 /// Most output tokens of a micro-batch.
 pub(crate) const MAX_OUTPUTS: usize = 256;
 
-/// Blocks that attention over a few tokens is split into, by split-KV: as many as a large GPU runs at the same time.
+/// Blocks that attention over a few tokens is divided into, by split-KV: as many as a large GPU runs at the same time.
 pub(crate) const ATTENTION_BLOCKS: usize = 264;
 /// Most parts that the positions of one token are split into.
 pub(crate) const MAX_SPLITS: usize = 32;
@@ -56,6 +56,7 @@ pub(crate) struct Widths {
 }
 
 impl Widths {
+    /// The widths of `spec`, with scratch for micro-batches of up to `n_tokens` tokens.
     pub(crate) fn new(spec: &ModelSpec, n_tokens: usize) -> Self {
         let attention = || spec.layers.iter().filter_map(|layer| layer.mixer.attention());
         let n_ff = spec.layers.iter().map(|layer| match &layer.feed_forward {
@@ -199,6 +200,7 @@ pub(crate) fn packed(width: usize, n_tokens: usize) -> usize {
 }
 
 impl Activations {
+    /// Allocates the buffers for micro-batches of up to `n_tokens` tokens, filled with zeros.
     pub(crate) fn new(gpu: &Arc<CudaDevice>, w: &Widths, n_tokens: usize) -> Result<Self, CudaError> {
         let n_outputs = n_tokens.min(MAX_OUTPUTS);
         let zeros = |bytes: usize| gpu.zeros("activations", bytes as u64);

@@ -19,13 +19,15 @@ const MAX_LAUNCHES: usize = 4096;
 const CHAIN: usize = 128;
 /// Graphs that are queued before the host waits for the last one.
 const QUEUED: usize = 32;
-/// Threads of a block of the rate kernels, and blocks for each multiprocessor.
+/// Threads of a block of the rate kernels.
 const THREADS: usize = 256;
+/// Their blocks for each multiprocessor.
 const BLOCKS_PER_SM: usize = 8;
 /// Most bytes for each multiprocessor that are read or copied: far more than its share of the caches.
 const MAX_BYTES_PER_SM: u64 = 8 << 20;
-/// Multiplications of a thread of `rate_floats`, and of a warp of `rate_mma`, in one step: as in `kernels/rates.cu`.
+/// Multiply-adds of a thread of `rate_floats` in a step (`CHAINS` of `kernels/rates.cu`).
 const FLOATS_A_STEP: usize = 8;
+/// Multiply-adds of a warp of `rate_mma` in a step.
 const MMA_A_STEP: usize = 8 * 16 * 16 * 8;
 
 /// Measures a device by the host's clock. Rates are the best of a few measurements, which take about `time` together.
@@ -183,6 +185,7 @@ impl CudaCeilings {
         }
     }
 
+    /// Seconds of one launch of a rate kernel on the whole device.
     fn rate_seconds(&self, kernel: &str, args: RateArgs) -> Result<f64, CudaError> {
         let kernel = self.gpu.kernel(kernel)?;
         let grid = LaunchGrid { blocks: [self.blocks(), 1, 1], threads: THREADS, shared: 0 };
@@ -210,6 +213,7 @@ impl CudaCeilings {
     }
 }
 
+/// Arguments of a rate kernel; the caller sets `n` or `steps`.
 fn args_of(from: &CudaBuffer, to: &CudaBuffer) -> RateArgs {
     RateArgs { from: from.ptr(), to: to.ptr(), n: 0, steps: 0, unused: 0 }
 }

@@ -17,11 +17,13 @@ use crate::matrix::{PANEL, TILE};
 const GROUP_COLUMNS: usize = 16;
 /// Groups of a row of a panel.
 const GROUPS_PER_PANEL: usize = PANEL / GROUP_COLUMNS;
-/// Bytes of a tile's panel: its codes, and its scales (or its minimums).
+/// Bytes of the codes of a tile's panel.
 const CODE_BYTES: usize = TILE * PANEL;
+/// Bytes of its scales, and of its minimums.
 const SCALE_BYTES: usize = 4 * TILE * GROUPS_PER_PANEL;
-/// Bytes of a record, without and with minimums.
+/// Bytes of a record of codes and scales.
 pub(crate) const PANEL_BYTES: usize = CODE_BYTES + SCALE_BYTES;
+/// Bytes of a record that has minimums, too.
 pub(crate) const PANEL_BYTES_WITH_MINS: usize = PANEL_BYTES + SCALE_BYTES;
 
 /// The scale and minimum of a group of 16 columns of a row. Its elements are `scale * code - min`, with integer codes from -128
@@ -35,6 +37,7 @@ pub(crate) struct ScaleGroup {
 /// A function that appends the groups of a row, given as its blocks' bytes, in the order of the columns.
 pub(crate) type ScaleGroupsFn = fn(&[u8], &mut Vec<ScaleGroup>);
 
+/// A group without a minimum.
 fn scaled(scale: f32) -> ScaleGroup {
     ScaleGroup { scale, min: 0.0 }
 }

@@ -49,12 +49,13 @@ const MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/exchange.fatbin"),
 ];
 /// Kernels for compute capability 9.0: the persistent decode kernel, with and without tensor parallelism, and the warpgroup
-/// GEMM. Other devices have a GEMM of their own instead.
+/// GEMM.
 const WGMMA_MODULES: &[&[u8]] = &[
     include_bytes!("../prebuilt/decode.fatbin"),
     include_bytes!("../prebuilt/decode_on_cards.fatbin"),
     include_bytes!("../prebuilt/matmul_wide.fatbin"),
 ];
+/// Kernels for all other devices: the GEMM without warpgroup instructions.
 const OTHER_MODULES: &[&[u8]] = &[include_bytes!("../prebuilt/matmul.fatbin")];
 
 /// Time that the host spins while it polls, before it sleeps between polls. Decode steps take some hundred microseconds; during
@@ -117,7 +118,7 @@ fn driver() -> Result<i32, CudaError> {
             return Err(CudaError::NoDriver);
         }
         let mut found = 0;
-        check("ask for the driver's version", sys::cuDriverGetVersion(&raw mut found))?;
+        check("read the driver's version", sys::cuDriverGetVersion(&raw mut found))?;
         if found < CUDA.0 {
             return Err(CudaError::OldDriver { found, wanted: CUDA.0, driver: CUDA.1 });
         }
@@ -130,6 +131,7 @@ fn driver() -> Result<i32, CudaError> {
     }
 }
 
+/// The handle and the properties of GPU `ordinal`.
 fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaError> {
     use CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
@@ -146,13 +148,13 @@ fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaE
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < n_devices);
         let number = number.ok_or(CudaError::NoDevice { ordinal, n_devices })?;
         check("find the device", sys::cuDeviceGet(&raw mut device, number))?;
-        check("ask for the device's name", sys::cuDeviceGetName(name.as_mut_ptr(), 255, device))?;
-        check("ask for the device's memory", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
+        check("read the device's name", sys::cuDeviceGetName(name.as_mut_ptr(), 255, device))?;
+        check("read the size of the device's memory", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
     }
     let attribute = |of: CUdevice_attribute| {
         let mut value = 0;
         // SAFETY: as above.
-        check("ask what the device can do", unsafe { sys::cuDeviceGetAttribute(&raw mut value, of, device) })?;
+        check("read a property of the device", unsafe { sys::cuDeviceGetAttribute(&raw mut value, of, device) })?;
         Ok::<i32, CudaError>(value)
     };
     // SAFETY: the driver has ended the name with a zero; the last byte is zero in any case.
@@ -241,7 +243,7 @@ impl CudaDevice {
         opened.bind()?;
         // 1 (non-blocking): does not synchronise with the default stream, which other code may use.
         // SAFETY: the driver returns a stream of this context.
-        check("make a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
+        check("create a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
         let more = if opened.summary.has_wgmma() { WGMMA_MODULES } else { OTHER_MODULES };
         for image in MODULES.iter().chain(more) {
             let mut module = std::ptr::null_mut();
@@ -275,7 +277,7 @@ impl CudaDevice {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the driver writes two numbers.
-        check("ask for free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        check("read the size of free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
         Ok(free as u64)
     }
 
@@ -308,7 +310,7 @@ impl CudaDevice {
     pub(crate) fn enable_peer_access(&self, other: &Self) -> Result<(), CudaError> {
         let mut can = 0;
         // SAFETY: the driver writes a number.
-        check("ask what devices see of each other", unsafe {
+        check("check the peer access of devices", unsafe {
             sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device)
         })?;
         if can == 0 {
@@ -318,7 +320,7 @@ impl CudaDevice {
         // SAFETY: both contexts stay open while the process uses them.
         match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) } {
             CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            outcome => check("let devices see each other's memory", outcome),
+            outcome => check("enable the peer access of devices", outcome),
         }
     }
 
@@ -338,14 +340,16 @@ impl CudaDevice {
                 // Static shared memory counts against the limit, too.
                 let mut own = 0;
                 // SAFETY: the function is of a loaded module; the driver writes one number.
-                check("ask what a kernel needs", unsafe { sys::cuFuncGetAttribute(&raw mut own, OWN, function) })?;
+                check("read a kernel's shared memory", unsafe {
+                    sys::cuFuncGetAttribute(&raw mut own, OWN, function)
+                })?;
                 let max = self.summary.max_shared as i32 - own;
                 // SAFETY: the function is of a loaded module.
-                check("give a kernel workgroup memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
+                check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
                 // Prefers shared memory to L1 cache, so that more blocks are resident.
                 let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
                 // SAFETY: as above.
-                check("give kernels workgroup memory", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
+                check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
                 return Ok(Kernel(function));
             }
         }
@@ -369,7 +373,7 @@ impl CudaDevice {
         // SAFETY: the driver returns memory, which belongs to the buffer until it is dropped.
         match unsafe { sys::cuMemAlloc_v2(&raw mut ptr, n) } {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(CudaError::OutOfMemory { what, bytes }),
-            outcome => check("take memory", outcome)?,
+            outcome => check("allocate memory", outcome)?,
         }
         self.allocated.fetch_add(bytes, Ordering::Relaxed);
         Ok(CudaBuffer { device: Arc::clone(self), ptr, bytes })
@@ -404,7 +408,7 @@ impl CudaDevice {
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: the stream belongs to the device.
-        check("finish", unsafe { sys::cuStreamSynchronize(self.stream) })
+        check("finish the work on the device", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 }
 
@@ -517,7 +521,7 @@ impl Pinned {
         device.bind()?;
         let (bytes, mut ptr) = (bytes.max(16), std::ptr::null_mut());
         // SAFETY: the driver returns memory, which belongs to this value until it is dropped.
-        check("take pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, 0) })?;
+        check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, 0) })?;
         Ok(Self { device: Arc::clone(device), ptr, bytes })
     }
 
@@ -557,7 +561,7 @@ impl Readback {
         let mut written = std::ptr::null_mut();
         // 2: an event without timing.
         // SAFETY: the driver returns an event, which belongs to this value until it is dropped.
-        check("make an event", unsafe { sys::cuEventCreate(&raw mut written, 2) })?;
+        check("create an event", unsafe { sys::cuEventCreate(&raw mut written, 2) })?;
         Ok(Self { memory, written })
     }
 
@@ -587,7 +591,7 @@ impl Readback {
     /// Records the event behind the copies so far.
     pub(crate) fn end_copies(&mut self) -> Result<(), CudaError> {
         // SAFETY: the event belongs to this value, and the stream to the device.
-        check("note that it was read", unsafe { sys::cuEventRecord(self.written, self.memory.device.stream) })
+        check("record an event", unsafe { sys::cuEventRecord(self.written, self.memory.device.stream) })
     }
 
     /// Waits for the copies and returns the first `bytes` bytes. An error if launches before them have failed, or if the watch

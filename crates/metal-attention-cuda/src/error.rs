@@ -9,7 +9,7 @@ pub enum CudaError {
     NoDriver,
     /// The driver is older than the CUDA version that the kernels are compiled with.
     #[error(
-        "the NVIDIA driver is too old: it knows CUDA {}.{}, and the kernels need {}.{} (driver {} or later): update it, or use \
+        "the NVIDIA driver is too old: it supports CUDA {}.{}, and the kernels need {}.{} (driver {} or later): update it, or use \
          --device gpu", found / 1000, found % 1000 / 10, wanted / 1000, wanted % 1000 / 10, driver
     )]
     OldDriver {
@@ -21,7 +21,7 @@ pub enum CudaError {
         driver: &'static str,
     },
     /// The driver has no GPU of that ordinal.
-    #[error("there is no CUDA device {ordinal}: the driver knows of {n_devices}")]
+    #[error("there is no CUDA device {ordinal}: the driver finds {n_devices}")]
     NoDevice {
         /// The ordinal that was requested.
         ordinal: usize,
@@ -47,7 +47,7 @@ pub enum CudaError {
         max: usize,
     },
     /// The model has a part without kernels.
-    #[error("the CUDA kernels do not know {part} yet: use --device gpu, cpu or auto")]
+    #[error("the CUDA kernels do not support {part} yet: use --device gpu, cpu or auto")]
     UnsupportedPart {
         /// The part.
         part: &'static str,
@@ -64,7 +64,7 @@ pub enum CudaError {
         available: u64,
     },
     /// The driver has no memory for a buffer.
-    #[error("the GPU has no room for {what} ({:.1} MiB): use a smaller context (-c) or a smaller model", mib(*bytes))]
+    #[error("the GPU has no memory for {what} ({:.1} MiB): use a smaller context (-c) or a smaller model", mib(*bytes))]
     OutOfMemory {
         /// The use of the buffer, as a noun phrase.
         what: &'static str,
@@ -73,7 +73,7 @@ pub enum CudaError {
     },
     /// Two GPUs have no peer access to each other's memory.
     #[error(
-        "cuda:{from} has no access to the memory of cuda:{to}, which cards need to share a model out: choose others, or give each \
+        "cuda:{from} has no access to the memory of cuda:{to}, which tensor parallelism needs: choose other GPUs, or give each \
          a replica (serve --device cuda:{from},cuda:{to})"
     )]
     NoPeerAccess {
@@ -83,9 +83,7 @@ pub enum CudaError {
         to: usize,
     },
     /// There are more ranks than kernels exchange data between.
-    #[error(
-        "a model can be shared out among {max} cards at max, not {n_ranks}: use fewer, or replicas (serve --replicas)"
-    )]
+    #[error("tensor parallelism takes {max} GPUs at most, not {n_ranks}: use fewer, or replicas (serve --replicas)")]
     TooManyRanks {
         /// The number of ranks that was requested.
         n_ranks: usize,
@@ -94,8 +92,8 @@ pub enum CudaError {
     },
     /// Neither attention nor a feed-forward of the model can be sharded by that many ranks.
     #[error(
-        "neither the attention nor the feed-forwards of this model can be shared out among {n_ranks} cards (their heads or widths, in \
-         blocks of their types, are too few, or they have parts that need whole rows): use fewer cards, or replicas (serve --replicas)"
+        "neither the attention nor the feed-forwards of this model can be divided among {n_ranks} GPUs (their heads or widths, in \
+         blocks of their types, are too few, or they have parts that need whole rows): use fewer GPUs, or replicas (serve --replicas)"
     )]
     Indivisible {
         /// The number of ranks that was requested.
@@ -103,7 +101,7 @@ pub enum CudaError {
     },
     /// A rank failed or did not arrive at an exchange in time, so the ranks are not at the same step any more.
     #[error(
-        "the cards that share the model lost each other: one of them failed, or did not come to the same step in time"
+        "the GPUs that share the model are no longer at the same step: one of them failed, or did not arrive in time"
     )]
     RanksDiverged,
     /// A call of the driver, or a kernel, failed.
@@ -124,7 +122,7 @@ impl CudaError {
     pub fn why_not(&self) -> String {
         match self {
             Self::NoDriver => "there is no NVIDIA driver here".into(),
-            Self::NoDevice { .. } => "the NVIDIA driver knows of no card".into(),
+            Self::NoDevice { .. } => "the NVIDIA driver finds no GPU".into(),
             Self::ModelTooLarge { needed, available } => {
                 format!("the model needs {:.1} MiB, and there are {:.1} MiB for it", mib(*needed), mib(*available))
             }

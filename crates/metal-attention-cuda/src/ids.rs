@@ -99,6 +99,7 @@ impl ChosenIds {
         (0..n).map(|row| self.wait_for(row * STEPS as usize + (number % STEPS) as usize, number)).collect()
     }
 
+    /// Polls word `index` until it has step number `number`, and returns its id.
     fn wait_for(&self, index: usize, number: u32) -> Result<u32, CudaError> {
         // SAFETY: `read` has checked that `index` is within the words; the host accesses them only as atomics, and they live as
         // long as `self`.

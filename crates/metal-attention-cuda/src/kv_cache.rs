@@ -137,6 +137,7 @@ impl CudaKvCache {
         self.layers_of_group(group).flat_map(|layer| layer.page_bytes).sum()
     }
 
+    /// The layers of a cache group that have keys and values of their own.
     fn layers_of_group(&self, group: usize) -> impl Iterator<Item = &LayerCache> {
         let layers = self.layers.iter().zip(&self.groups).filter(move |(_, of)| **of == group);
         layers.filter_map(|(layer, _)| layer.as_ref())

@@ -144,6 +144,7 @@ impl WeightLayout {
         }
     }
 
+    /// The record of this layout.
     pub(crate) fn record(self) -> RecordShape {
         let record = |panels, bytes| RecordShape { panels, bytes };
         match self {

@@ -32,16 +32,18 @@ impl Drop for Timers {
 }
 
 impl Timers {
+    /// Timers without any kernels yet.
     pub(crate) fn new(gpu: &CudaDevice) -> Self {
         Self { stream: gpu.stream(), runs: Vec::new() }
     }
 
+    /// Creates an event and records it in the stream.
     fn event(&self) -> Result<CUevent, CudaError> {
         let mut event = std::ptr::null_mut();
         // SAFETY: the driver returns an event, which is recorded in the device's stream.
         unsafe {
-            check("make an event", sys::cuEventCreate(&raw mut event, 0))?;
-            check("note the time", sys::cuEventRecord(event, self.stream))?;
+            check("create an event", sys::cuEventCreate(&raw mut event, 0))?;
+            check("record an event", sys::cuEventRecord(event, self.stream))?;
         }
         Ok(event)
     }

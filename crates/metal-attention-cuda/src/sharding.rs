@@ -242,6 +242,7 @@ impl Shard {
         sharded
     }
 
+    /// The weights of attention for these query heads and KV heads.
     fn shard_attention(
         &self,
         spec: &AttentionSpec,
@@ -263,6 +264,7 @@ impl Shard {
         }
     }
 
+    /// The weights of this rank's part of a dense feed-forward or expert; the whole of it if it cannot be sharded.
     fn shard_dense(&self, spec: &Dense, w: &DenseWeights) -> DenseWeights {
         let Some(columns) = width_range(spec, &w.down.weight, self.rank, self.plan.n_ranks) else { return w.clone() };
         DenseWeights {

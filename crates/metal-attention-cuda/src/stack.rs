@@ -8,7 +8,7 @@ use metal_attention_gguf::Tensor;
 use crate::CudaError;
 use crate::args::MatrixArgs;
 use crate::device::{CudaBuffer, CudaDevice, Kernels};
-use crate::matrix::CudaMatrix;
+use crate::matrix::{CudaMatrix, WeightLayout};
 
 /// Matrices `[n, n_rows, n_in]`. The rows of each are padded to whole tiles.
 #[derive(Debug)]
@@ -58,7 +58,8 @@ impl CudaStack {
         self.bias.as_ref().map_or(0, CudaBuffer::ptr)
     }
 
-    pub(crate) fn layout(&self) -> crate::matrix::WeightLayout {
+    /// The layout of all matrices.
+    pub(crate) fn layout(&self) -> WeightLayout {
         self.all.layout
     }
 }

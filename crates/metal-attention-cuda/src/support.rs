@@ -11,8 +11,9 @@ use crate::CudaError;
 use crate::args::HeadArgs;
 use crate::matrix::WeightLayout;
 
-/// Most elements of a head for the kernels that load whole KV pages, and for the general one.
+/// Most elements of a head for the kernels that load whole KV pages.
 const MAX_PAGED_HEAD_DIM: usize = 256;
+/// Most elements of a head for the general attention kernel.
 const MAX_HEAD_DIM: usize = 512;
 /// Most residual streams: `MAX_STREAMS` of `streams.cu`.
 const MAX_STREAMS: usize = 8;
@@ -24,8 +25,9 @@ const MAX_CHANNEL_STATE: usize = 64;
 const MAX_TAPS: usize = 16;
 /// Most elements of the value part of a compressed row: `PAIRS` of `latent_attention.cu` for each lane.
 const MAX_LATENT: usize = 512;
-/// Most experts of a layer, and most experts of a token (`MAX_CHOSEN` of `routing.cuh`).
+/// Most experts of a layer.
 const MAX_EXPERTS: usize = 1024;
+/// Most experts of a token: `MAX_CHOSEN` of `routing.cuh`.
 const MAX_CHOSEN: usize = 64;
 
 /// Checks that there are kernels for every part of `spec`. The error names the first part without kernels.
@@ -49,6 +51,7 @@ pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
     parts().map_err(|part| CudaError::UnsupportedPart { part })
 }
 
+/// Checks a layer.
 fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     let LayerSpec {
         mixer_norm: _,
@@ -101,6 +104,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     }
 }
 
+/// Checks a mixture of experts.
 fn experts(of: &Experts) -> Result<(), &'static str> {
     let Experts { n_expert, n_used, expert, biases: _, latent: _, router, own_norms: _, shared: _ } = of;
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
@@ -115,6 +119,7 @@ fn experts(of: &Experts) -> Result<(), &'static str> {
     }
 }
 
+/// Checks latent attention.
 fn latent_attention(a: &LatentAttentionSpec) -> Result<(), &'static str> {
     // Grouped products read four elements at a time.
     let unaligned = [a.kv_rank, a.n_nope, a.head_dim()].iter().any(|n| n % 4 != 0);
@@ -124,15 +129,18 @@ fn latent_attention(a: &LatentAttentionSpec) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks a Mamba-2 mixer.
 fn mamba2(of: &Mamba2Spec) -> Result<(), &'static str> {
     taps(of.n_tap)?;
     keys(of.d_state)
 }
 
+/// Checks the number of taps of a convolution.
 fn taps(n: usize) -> Result<(), &'static str> {
     if n > MAX_TAPS { Err("convolutions over that many tokens") } else { Ok(()) }
 }
 
+/// Checks the key size of a recurrent state.
 fn keys(n: usize) -> Result<(), &'static str> {
     if n > MAX_KEY { Err("recurrent states of that many rows") } else { Ok(()) }
 }
@@ -234,6 +242,7 @@ pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKerne
     )
 }
 
+/// Checks softmax attention.
 fn attention(a: &AttentionSpec) -> Result<(), &'static str> {
     if a.head_dim > MAX_HEAD_DIM {
         return Err("heads of that many elements");

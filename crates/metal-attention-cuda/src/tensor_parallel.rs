@@ -93,6 +93,7 @@ enum RankCommand {
     Wake,
 }
 
+/// The outcome of a command on one rank.
 type RankResult = Result<(), ForwardError>;
 
 /// One of the ranks 1 and up, with a thread that evaluates batches. Its results are discarded, as they equal those of rank 0.
@@ -117,12 +118,12 @@ impl Drop for RankWorker {
 
 /// The error where the system starts no thread for a rank.
 fn no_thread(error: &std::io::Error) -> CudaError {
-    CudaError::Driver { what: "start a thread for a card", why: error.to_string() }
+    CudaError::Driver { what: "start a thread for a GPU", why: error.to_string() }
 }
 
 /// The error where the thread of a rank has panicked.
 fn panicked() -> ForwardError {
-    ForwardError::Device { why: "the thread of a card met a defect".into() }
+    ForwardError::Device { why: "the thread of a GPU met a defect".into() }
 }
 
 /// [`ForwardPass::wake`], with an error instead of `false`.
@@ -158,7 +159,7 @@ impl RankWorker {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("cuda card".into()).spawn(run);
+        let thread = std::thread::Builder::new().name("cuda rank".into()).spawn(run);
         let thread = thread.map_err(|error| no_thread(&error))?;
         Ok(Self { pass, commands: Some(command_sender), results, thread: Some(thread) })
     }
@@ -209,7 +210,7 @@ impl TensorParallelPass {
             let set_up = &set_up;
             let begin = |rank| std::thread::Builder::new().spawn_scoped(scope, move || set_up(rank));
             let threads: Vec<_> = (0..gpus.len()).map(begin).collect();
-            let panicked = || CudaError::Driver { what: "set a card up", why: "its thread met a defect".into() };
+            let panicked = || CudaError::Driver { what: "set a GPU up", why: "its thread met a defect".into() };
             let end = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
                 thread.map_err(|error| no_thread(&error))?.join().unwrap_or_else(|_| Err(panicked()))
             };

@@ -235,10 +235,12 @@ fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_positions: usize) -> Vec<f
 }
 
 impl Loader<'_> {
+    /// Uploads a matrix, without its bias.
     fn matrix(&mut self, linear: &Linear) -> Result<CudaMatrix, CudaError> {
         CudaMatrix::new(self.gpu, &mut self.kernels, &linear.weight)
     }
 
+    /// Uploads a matrix and its bias.
     fn linear(&mut self, linear: &Linear) -> Result<CudaLinear, CudaError> {
         Ok(CudaLinear { weight: self.matrix(linear)?, bias: self.optional(linear.bias.as_deref())? })
     }
@@ -258,10 +260,12 @@ impl Loader<'_> {
         Ok(CudaJoined { parts: parts.collect::<Result<_, _>>()?, bias })
     }
 
+    /// Uploads F32 numbers.
     fn vector(&self, values: &[f32]) -> Result<CudaVector, CudaError> {
         self.gpu.upload("norms", values)
     }
 
+    /// Uploads F32 numbers, if there are any.
     fn optional(&self, values: Option<&[f32]>) -> Result<Option<CudaVector>, CudaError> {
         values.map(|values| self.vector(values)).transpose()
     }
@@ -278,6 +282,7 @@ impl Loader<'_> {
         Ok(Some(self.one_norm(norm, weights)?))
     }
 
+    /// Uploads a norm.
     fn one_norm(&self, norm: &Norm, weights: &NormWeights) -> Result<CudaNorm, CudaError> {
         Ok(CudaNorm {
             kind: norm.kind,
@@ -288,6 +293,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a layer of `model`.
     fn layer(&mut self, model: &ModelSpec, spec: &LayerSpec, w: &LayerWeights) -> Result<CudaLayer, CudaError> {
         let sum_norms = match (&spec.residual, &w.sum_norms) {
             (Residual::PostNorm { mixer, feed_forward }, Some([of_mixer, of_feed_forward])) => {
@@ -318,6 +324,7 @@ impl Loader<'_> {
         CudaStack::new(self.gpu, &mut self.kernels, &tensors, Some(&biases[..]).filter(|biases| !biases.is_empty()))
     }
 
+    /// Uploads the weights of a mixer.
     fn mixer(&mut self, spec: &Mixer, weights: &MixerWeights) -> Result<CudaMixer, CudaError> {
         Ok(match (spec, weights) {
             (Mixer::Attention(of), MixerWeights::Attention(w)) => {
@@ -355,6 +362,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a feed-forward.
     fn feed_forward(&mut self, spec: &LayerSpec, weights: &FeedForwardWeights) -> Result<CudaFeedForward, CudaError> {
         Ok(match (&spec.feed_forward, weights) {
             (FeedForward::Dense(of), FeedForwardWeights::Dense(w)) => CudaFeedForward::Dense(self.dense(of, w)?),

@@ -42,6 +42,7 @@ impl ModelRunner {
         self.launch_embedding(&self.embedding_args(table, scale, y), n_tokens)
     }
 
+    /// Arguments for rows of `table` alone, stored to `y`.
     fn embedding_args(&self, table: &CudaMatrix, scale: f32, y: u64) -> EmbeddingArgs {
         EmbeddingArgs {
             table: table.args(0),
@@ -54,6 +55,7 @@ impl ModelRunner {
         }
     }
 
+    /// Launches the embedding kernel for all tokens.
     fn launch_embedding(&mut self, args: &EmbeddingArgs, n_tokens: usize) -> Result<(), CudaError> {
         let blocks = (args.n_embd as usize).div_ceil(256);
         self.launch("embedding", "", LaunchGrid { blocks: [blocks, n_tokens, 1], threads: 256, shared: 0 }, args)

@@ -51,6 +51,7 @@ pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     ]
 }
 
+/// The address of a vector, or 0.
 fn ptr(vector: Option<&CudaBuffer>) -> u64 {
     vector.map_or(0, CudaBuffer::ptr)
 }

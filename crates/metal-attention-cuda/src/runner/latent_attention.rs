@@ -17,8 +17,9 @@ use crate::launch::LaunchGrid;
 use crate::stack::CudaStack;
 use crate::weights::CudaLatentAttention;
 
-/// Heads of an attention block, and positions that it processes at a time: `HEADS` and `POSITIONS` of `latent_attention.cu`.
+/// Heads of an attention block: `HEADS` of `latent_attention.cu`.
 const HEADS: usize = 8;
+/// Positions that a block processes at a time: `POSITIONS` of `latent_attention.cu`.
 const POSITIONS: usize = 32;
 
 /// Scratch elements for `n` tokens: compressed queries; queries; compressed rows with the shared part of the keys; queries

@@ -26,6 +26,7 @@ pub(super) fn widths2(spec: &Mamba2Spec) -> [usize; 3] {
     [spec.input_width(), spec.conv_width(), spec.width()]
 }
 
+/// The address of a vector, or 0.
 fn ptr(vector: Option<&CudaBuffer>) -> u64 {
     vector.map_or(0, CudaBuffer::ptr)
 }

@@ -19,9 +19,10 @@ const TILES: usize = 8;
 const TOKENS: [usize; 2] = [16, 256];
 /// Panels of a record in some weight layouts; splits begin at multiples of it.
 const PANELS_PER_RECORD: usize = 4;
-/// Threads of a block, of which [`MULTIPLIERS`] are consumers.
+/// Threads of a block: a warpgroup of producers and two of consumers.
 const THREADS: usize = 384;
-const MULTIPLIERS: usize = 256;
+/// Threads of the consumers, each of which has sums of its own.
+const CONSUMER_THREADS: usize = 256;
 /// Shared memory of a block: barriers, and the rings of pipeline stages.
 const SHARED: usize = (1 + 224) << 10;
 /// Flag in `n_token_tiles` for the packed layout that this path reads; `WIDE` of `kernels/common.cuh`.
@@ -35,7 +36,7 @@ pub(crate) fn split_bytes(gpu: &CudaSummary, n_tokens: usize) -> [usize; 2] {
         return few;
     }
     let tokens = n_tokens.next_power_of_two().clamp(TOKENS[0], TOKENS[1]);
-    [few[0].max(gpu.n_sm * MULTIPLIERS * tokens / 2 * size_of::<f32>()), few[1].max(gpu.n_sm * size_of::<u32>())]
+    [few[0].max(gpu.n_sm * CONSUMER_THREADS * tokens / 2 * size_of::<f32>()), few[1].max(gpu.n_sm * size_of::<u32>())]
 }
 
 /// The division of a product among blocks.

@@ -13,17 +13,20 @@ use crate::CudaError;
 use crate::args::{ConvolutionArgs, FusedDecodeArgs, GroupNormArgs, ScanArgs, StatesArgs};
 use crate::launch::LaunchGrid;
 
-/// Most tokens of a tile, and the shared memory that a block's two tiles may take, so that several blocks are resident.
+/// Most tokens of a tile.
 const TILE: usize = 16;
+/// Most shared memory of a block's two tiles, so that several blocks are resident.
 const TILES_BYTES: usize = 64 << 10;
 /// Scanning threads of a block.
 const SCAN_THREADS: usize = 128;
 
-/// Limits of `fused_decode` of `recurrence.cuh`: taps of the convolution, warps, channels of a thread, and bytes of shared memory, which leave space
-/// for blocks of the kernels before and after.
+/// Most taps of the convolution that `fused_decode` takes: `FUSED_TAPS` of `recurrence.cuh`.
 const FUSED_TAPS: u32 = 4;
+/// Most warps of a block of `fused_decode`.
 const FUSED_WARPS: usize = 16;
+/// Most channels of a thread of `fused_decode`: `FUSED_CHANNELS` of `recurrence.cuh`.
 const FUSED_CHANNELS: usize = 2;
+/// Most shared memory of a block of `fused_decode`, which leaves space for blocks of the kernels before and after.
 const FUSED_SHARED: usize = 96 << 10;
 
 /// Preparing threads of a block, for a grid of `n_blocks` blocks and runs of up to `longest` tokens: none for single tokens;
@@ -52,13 +55,20 @@ pub(super) struct RecurrenceKernel {
 }
 
 impl RecurrenceKernel {
+    /// The gated delta rule, with a decay for each head.
     pub(super) const DELTA_RULE: Self = Self::per_head("delta_rule", 2, 1);
+    /// The gated delta rule, with a decay for each channel of a head.
     pub(super) const DELTA_RULE_OF_CHANNELS: Self = Self::per_head("delta_rule_of_channels", 3, 1);
+    /// Mamba: one head, whose columns are the channels.
     pub(super) const MAMBA: Self = Self { name: "mamba", lanes: 4, columns: 32, vectors: 2, values: 4 };
+    /// Mamba-2.
     pub(super) const MAMBA2: Self = Self::per_head("mamba2", 2, 3);
+    /// RWKV-6.
     pub(super) const RWKV6: Self = Self::per_head("rwkv6", 3, 1);
+    /// RWKV-7.
     pub(super) const RWKV7: Self = Self::per_head("rwkv7", 5, 1);
 
+    /// A recurrence with a matrix for each head.
     const fn per_head(name: &'static str, vectors: usize, values: usize) -> Self {
         Self { name, lanes: 16, columns: 16, vectors, values }
     }

@@ -84,10 +84,12 @@ fn mix_address(batch: MicroBatch<'_>, mixed: u64, width: usize, m: usize) -> u64
 }
 
 impl<'w> LowRank<'w> {
+    /// The first of its two products.
     fn first(&self) -> SideProduct<'w> {
         SideProduct { linear: &self.weights.down, x: self.x, y: self.middle, function: InputFunction::AsItLies }
     }
 
+    /// The second, which applies the function to its input.
     fn second(&self) -> SideProduct<'w> {
         let function = match self.function {
             None => InputFunction::AsItLies,

@@ -28,6 +28,7 @@ const SMALL_GROUP: u32 = 256;
 
 /// The parts of the scratch of each sublayer that has any, in elements for `n` tokens.
 fn elements_of_layers(model: &ModelSpec, n: usize) -> Vec<Vec<usize>> {
+    /// Elements of rows of these widths for `n` tokens.
     fn times_tokens<const N: usize>(widths: [usize; N], n: usize) -> Vec<usize> {
         widths.map(|width| width.saturating_mul(n)).to_vec()
     }

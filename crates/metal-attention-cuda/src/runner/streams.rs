@@ -176,6 +176,7 @@ impl ModelRunner {
         self.store("router of streams", &w.router, input, router, n)
     }
 
+    /// Arguments of the kernels of streams; the caller sets the matrix, and for a correction the scale.
     fn streams_args(&self, spec: &Streams, n_embd: usize) -> StreamsArgs {
         StreamsArgs {
             router: self.buffers.router.ptr(),
@@ -212,11 +213,13 @@ impl ModelRunner {
         self.launch_stretch(&stretch_args(n_embd, a, goal, y), n_tokens)
     }
 
+    /// Launches the rescaling kernel, a block for each token.
     fn launch_stretch(&mut self, args: &StretchArgs, n_tokens: usize) -> Result<(), CudaError> {
         self.launch("stretch", "", LaunchGrid { blocks: [n_tokens, 1, 1], threads: 256, shared: 0 }, args)
     }
 }
 
+/// Arguments of `y = a`, rescaled to the norm of `goal` if there is one.
 fn stretch_args(n_embd: usize, a: StreamRows, goal: Option<StreamRows>, y: StreamRows) -> StretchArgs {
     let (goal, goal_stride) = goal.unwrap_or((0, 0));
     StretchArgs {

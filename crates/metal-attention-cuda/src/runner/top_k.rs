@@ -12,8 +12,9 @@ use crate::launch::LaunchGrid;
 
 /// Highest logits of each row that are computed: `TOP_K` of `kernels/top_k.cu`.
 pub(crate) const TOP_K: usize = 128;
-/// Threads of a block, which is also the number of logits that it selects, and logits of each thread.
+/// Threads of a block, which is also the most logits that a block selects.
 const THREADS: usize = 256;
+/// Logits of a thread.
 const ITEMS: usize = 16;
 
 /// Blocks of a row, and logits of each block but the last.

@@ -59,6 +59,7 @@ impl CudaAttention {
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of attention and determines its kernels.
     pub(super) fn attention(&mut self, of: &AttentionSpec, w: &AttentionWeights) -> Result<CudaAttention, CudaError> {
         let unsupported = |part| CudaError::UnsupportedPart { part };
         let linears: Vec<_> = [Some(&w.q), w.k.as_ref(), w.v.as_ref()].into_iter().flatten().collect();

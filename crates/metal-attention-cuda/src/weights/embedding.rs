@@ -78,6 +78,7 @@ pub(crate) struct CudaLayerStreams {
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of the embedding.
     pub(super) fn embedding(&mut self, spec: &ModelSpec, w: &Weights) -> Result<CudaEmbedding, CudaError> {
         let of = &spec.embedding;
         let per_layer = match (&of.per_layer, &w.per_layer) {
@@ -102,10 +103,12 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads matrices with their biases.
     fn linears(&mut self, linears: &[Linear]) -> Result<Vec<CudaLinear>, CudaError> {
         linears.iter().map(|linear| self.linear(linear)).collect()
     }
 
+    /// Uploads the weights for a layer's per-layer embedding; `None` if the model has none.
     pub(super) fn own_embedding(
         &mut self,
         spec: &ModelSpec,
@@ -119,6 +122,7 @@ impl Loader<'_> {
         }))
     }
 
+    /// Uploads a layer's weights for several residual streams; `None` if the model has one stream.
     pub(super) fn layer_streams(
         &mut self,
         spec: &ModelSpec,

@@ -52,6 +52,7 @@ impl CudaExperts {
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of a mixture of experts.
     pub(super) fn experts(&mut self, of: &Experts, w: &ExpertsWeights) -> Result<CudaExperts, CudaError> {
         let gates: Option<Vec<&Linear>> = w.experts.iter().map(|expert| expert.gate.as_ref()).collect();
         let ups: Vec<_> = w.experts.iter().map(|expert| &expert.up).collect();

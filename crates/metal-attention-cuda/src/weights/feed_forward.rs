@@ -25,6 +25,7 @@ pub(crate) struct CudaDense {
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of a dense feed-forward.
     pub(super) fn dense(&mut self, of: &Dense, w: &DenseWeights) -> Result<CudaDense, CudaError> {
         let DenseWeights { gate, up, down } = w;
         let linears: Vec<_> = gate.iter().chain([up]).collect();

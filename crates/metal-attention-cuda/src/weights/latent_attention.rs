@@ -30,6 +30,7 @@ pub(crate) struct CudaLatentAttention {
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of latent attention.
     pub(super) fn latent_attention(
         &mut self,
         of: &LatentAttentionSpec,

@@ -203,6 +203,7 @@ pub(crate) struct CudaChannelMix {
 }
 
 impl Loader<'_> {
+    /// Uploads the weights of a short convolution.
     pub(super) fn short_conv(&mut self, spec: ShortConvSpec, w: &ShortConvWeights) -> Result<CudaShortConv, CudaError> {
         Ok(CudaShortConv {
             spec,
@@ -212,6 +213,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a delta rule.
     pub(super) fn delta_rule(&mut self, spec: DeltaRuleSpec, w: &DeltaRuleWeights) -> Result<CudaDeltaRule, CudaError> {
         let (inputs, low_rank) = match &w.before {
             None => (self.joined(&[&w.q, &w.k, &w.v, &w.gate, &w.beta, &w.decay])?, None),
@@ -233,6 +235,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a Mamba mixer.
     pub(super) fn mamba(&mut self, spec: MambaSpec, w: &MambaWeights) -> Result<CudaMamba, CudaError> {
         let norms = match &w.norms {
             Some([dt, b, c]) => Some([self.vector(dt)?, self.vector(b)?, self.vector(c)?]),
@@ -260,6 +263,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a Mamba-2 mixer.
     pub(super) fn mamba2(&mut self, spec: Mamba2Spec, w: &Mamba2Weights) -> Result<CudaMamba2, CudaError> {
         let norm = match (spec.norm, &w.norm) {
             (Some(eps), Some(weight)) => {
@@ -281,14 +285,17 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the two matrices of a low-rank product.
     fn low_rank(&mut self, w: &LowRankWeights) -> Result<CudaLowRank, CudaError> {
         Ok(CudaLowRank { down: self.linear(&w.down)?, up: self.linear(&w.up)? })
     }
 
+    /// Uploads weight and bias of a norm, if there is one.
     fn pair(&self, pair: Option<&[Vec<f32>; 2]>) -> Result<Option<[CudaVector; 2]>, CudaError> {
         pair.map(|[weight, bias]| Ok([self.vector(weight)?, self.vector(bias)?])).transpose()
     }
 
+    /// Uploads the weights of a time mix of RWKV-6.
     pub(super) fn rwkv6(&mut self, spec: Rwkv6Spec, w: &Rwkv6Weights) -> Result<CudaRwkv6, CudaError> {
         Ok(CudaRwkv6 {
             spec,
@@ -308,6 +315,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a time mix of RWKV-7.
     pub(super) fn rwkv7(&mut self, spec: Rwkv7Spec, w: &Rwkv7Weights) -> Result<CudaRwkv7, CudaError> {
         let first_value = match &w.first_value {
             Some((low_rank, bias)) => Some((self.low_rank(low_rank)?, self.vector(bias)?)),
@@ -333,6 +341,7 @@ impl Loader<'_> {
         })
     }
 
+    /// Uploads the weights of a channel mix; `state` is the first element of its part of the layer's state.
     pub(super) fn channel_mix(
         &mut self,
         spec: ChannelMixSpec,
