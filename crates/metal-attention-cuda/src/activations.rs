@@ -40,7 +40,7 @@ pub(crate) struct Widths {
     /// Gate and up, where the product does not apply the activation itself.
     gate_up: usize,
     /// The per-layer embeddings of all layers.
-    own_inputs: usize,
+    per_layer_inputs: usize,
     /// Residual streams (`AltUp`).
     n_streams: usize,
     /// The rank of the low-rank residual beside attention (`LAuReL`).
@@ -67,7 +67,7 @@ impl Widths {
         let latent = || spec.layers.iter().filter_map(|layer| layer.mixer.latent_attention());
         let (rows, row) = scratch_elements(spec, n_tokens);
         let first_value = spec.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::Rwkv7(of) => of.width,
+            Mixer::Rwkv7(spec) => spec.width,
             Mixer::Attention(_)
             | Mixer::LatentAttention(_)
             | Mixer::ShortConv(_)
@@ -79,9 +79,9 @@ impl Widths {
             | Mixer::None => 0,
         });
         let n_key_head = spec.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::DeltaRule(of) => of.n_head_k,
-            Mixer::Mamba2(of) => of.n_group,
-            Mixer::AttentionAndMamba2(of) => of.mamba2.n_group,
+            Mixer::DeltaRule(spec) => spec.n_head_k,
+            Mixer::Mamba2(spec) => spec.n_group,
+            Mixer::AttentionAndMamba2(spec) => spec.mamba2.n_group,
             Mixer::Attention(_)
             | Mixer::LatentAttention(_)
             | Mixer::ShortConv(_)
@@ -91,7 +91,7 @@ impl Widths {
             | Mixer::None => 0,
         });
         let n_ff = n_ff.max().unwrap_or(0);
-        let own = spec.embedding.per_layer.map_or(0, |own| own.width);
+        let per_layer = spec.embedding.per_layer.map_or(0, |per_layer| per_layer.width);
         let streams = spec.embedding.streams;
         let dims = |a: &AttentionSpec| (a.n_head * if a.output_gate { 2 } else { 1 } + 2 * a.n_head_kv) * a.head_dim;
         Self {
@@ -99,12 +99,12 @@ impl Widths {
             n_vocab: spec.n_vocab,
             qkv: attention().map(dims).max().unwrap_or(0),
             attention: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            n_ff: n_ff.max(own),
+            n_ff: n_ff.max(per_layer),
             n_head: attention().map(|a| a.n_head).chain(latent().map(|a| a.n_head)).max().unwrap_or(0),
             partial: attention().map(|a| a.head_dim).chain(latent().map(|a| a.kv_rank)).max().map_or(0, |n| n + 2),
             queries: attention().map(|a| a.n_head * a.head_dim).max().unwrap_or(0),
-            gate_up: (2 * n_ff).max(own),
-            own_inputs: own * spec.n_layer(),
+            gate_up: (2 * n_ff).max(per_layer),
+            per_layer_inputs: per_layer * spec.n_layer(),
             n_streams: streams.map_or(0, |streams| streams.n),
             laurel_rank: streams.map_or(0, |streams| streams.laurel_rank),
             rows,
@@ -145,9 +145,9 @@ pub(crate) struct Activations {
     /// Gate and up before the activation, `[n_tokens, 2 * n_ff]`, or a gate alone.
     pub(crate) gate_up: CudaBuffer,
     /// The per-layer embeddings of all layers, `[n_tokens, n_layer * width]`.
-    pub(crate) own_inputs: CudaBuffer,
+    pub(crate) per_layer_inputs: CudaBuffer,
     /// The projection of the token embedding that is added to them, of the same shape.
-    pub(crate) own_projected: CudaBuffer,
+    pub(crate) per_layer_projected: CudaBuffer,
     /// The residual streams of `AltUp`, `[n_tokens, n_streams, n_embd]`.
     pub(crate) streams: CudaBuffer,
     /// The router of these streams, `[n_tokens, n_streams]`.
@@ -217,8 +217,8 @@ impl Activations {
             result: zeros(4 * w.n_embd * n_tokens)?,
             queries: zeros(4 * w.queries * n_tokens)?,
             gate_up: zeros(4 * w.gate_up * n_tokens)?,
-            own_inputs: zeros(4 * w.own_inputs * n_tokens)?,
-            own_projected: zeros(4 * w.own_inputs * n_tokens)?,
+            per_layer_inputs: zeros(4 * w.per_layer_inputs * n_tokens)?,
+            per_layer_projected: zeros(4 * w.per_layer_inputs * n_tokens)?,
             streams: zeros(4 * w.n_streams * w.n_embd * n_tokens)?,
             router: zeros(4 * w.n_streams * n_tokens)?,
             laurel_small: zeros(4 * w.laurel_rank * n_tokens)?,
@@ -249,11 +249,12 @@ impl Activations {
         let rows = n_tokens
             * (4 * (4 * w.n_embd + w.qkv + 2 * w.attention + w.n_ff + w.gate_up)
                 + 2 * (2 * w.n_embd + w.attention + w.n_ff));
-        let own =
-            4 * n_tokens * (2 * w.own_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
-        let of_mixers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
+        let streams = 4
+            * n_tokens
+            * (2 * w.per_layer_inputs + (w.n_streams + usize::from(w.n_streams > 0)) * w.n_embd + w.laurel_rank);
+        let sublayers = 4 * w.rows + n_tokens * (4 * w.first_value + 2 * w.row);
         let logits = (4 * w.n_vocab + top_k_bytes(w.n_vocab)) * n_tokens.min(MAX_OUTPUTS);
-        (rows + own + of_mixers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
+        (rows + streams + sublayers + logits + 4 * w.partial * w.n_head * partial_rows(n_tokens)) as u64
     }
 }
 

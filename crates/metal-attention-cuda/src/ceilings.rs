@@ -43,7 +43,7 @@ pub struct CudaLaunchCosts {
     /// A kernel in a CUDA graph that depends on the one before it.
     pub in_graph: f64,
     /// A kernel that depends on the one before it, each launched by itself, when only the last one is awaited.
-    pub alone: f64,
+    pub without_graph: f64,
     /// From a launch until the host has read its result.
     pub round_trip: f64,
     /// A CUDA graph of one kernel, when many are queued and only the last one is awaited.
@@ -88,10 +88,10 @@ impl CudaCeilings {
         let gpu = &self.gpu;
         let (a, b) = (gpu.zeros("a word", 16)?, gpu.zeros("a word", 16)?);
         let kernel = gpu.kernel("rate_link")?;
-        let (there, back) = (args_of(&a, &b), args_of(&b, &a));
+        let (forth, back) = (args_of(&a, &b), args_of(&b, &a));
         let grid = LaunchGrid { blocks: [1, 1, 1], threads: 1, shared: 0 };
         let chain = |n: usize| {
-            [&there, &back]
+            [&forth, &back]
                 .into_iter()
                 .cycle()
                 .take(n)
@@ -114,7 +114,7 @@ impl CudaCeilings {
         Ok(CudaLaunchCosts {
             // At least 1 ns: the difference may be 0 or negative with a coarse clock.
             in_graph: ((long_seconds - short_seconds) / (4 * CHAIN) as f64).max(1e-9),
-            alone: self.best(|| timed(&mut || chain(CHAIN)))? / CHAIN as f64,
+            without_graph: self.best(|| timed(&mut || chain(CHAIN)))? / CHAIN as f64,
             round_trip: self.best(|| {
                 let start = Instant::now();
                 chain(1)?;

@@ -43,9 +43,9 @@ fn scaled(scale: f32) -> ScaleGroup {
 }
 
 /// Appends `n` equal groups for each block of a type with one scale.
-fn one_scale<B: Block>(row: &[u8], groups: &mut Vec<ScaleGroup>, n: usize, of: impl Fn(&B) -> ScaleGroup) {
+fn one_scale<B: Block>(row: &[u8], groups: &mut Vec<ScaleGroup>, n: usize, group_of: impl Fn(&B) -> ScaleGroup) {
     for block in cast::<B>(row) {
-        groups.extend(std::iter::repeat_n(of(block), n));
+        groups.extend(std::iter::repeat_n(group_of(block), n));
     }
 }
 
@@ -55,11 +55,11 @@ fn scales<B: Block>(
     groups: &mut Vec<ScaleGroup>,
     n: usize,
     each: usize,
-    of: impl Fn(&B, usize) -> ScaleGroup,
+    group_of: impl Fn(&B, usize) -> ScaleGroup,
 ) {
     for block in cast::<B>(row) {
         for i in 0..n {
-            groups.extend(std::iter::repeat_n(of(block, i), each));
+            groups.extend(std::iter::repeat_n(group_of(block, i), each));
         }
     }
 }
@@ -247,8 +247,8 @@ mod tests {
         for &ty in TensorType::ALL {
             let (groups_of, with_mins): (ScaleGroupsFn, bool) = match packing(ty) {
                 Packing::OnDevice(_) => continue,
-                Packing::Codes(of) => (of, false),
-                Packing::CodesAndMins(of) => (of, true),
+                Packing::Codes(groups_of) => (groups_of, false),
+                Packing::CodesAndMins(groups_of) => (groups_of, true),
             };
             let n_rows = 19;
             let rows = random_blocks(ty, n_rows * n_in, 7, 0.5);

@@ -151,16 +151,16 @@ fn summary(ordinal: usize, driver: i32) -> Result<(CUdevice, CudaSummary), CudaE
         check("read the device's name", sys::cuDeviceGetName(name.as_mut_ptr(), 255, device))?;
         check("read the size of the device's memory", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
     }
-    let attribute = |of: CUdevice_attribute| {
+    let attribute = |which: CUdevice_attribute| {
         let mut value = 0;
         // SAFETY: as above.
-        check("read a property of the device", unsafe { sys::cuDeviceGetAttribute(&raw mut value, of, device) })?;
+        check("read a property of the device", unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) })?;
         Ok::<i32, CudaError>(value)
     };
     // SAFETY: the driver has ended the name with a zero; the last byte is zero in any case.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     // Twice the clock, as the memory transfers at both edges.
-    let of_memory = |of| attribute(of).ok().and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
+    let of_memory = |which| attribute(which).ok().and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
     let bandwidth = of_memory(MEMORY_KHZ) * 1000 * 2 * of_memory(BUS_BITS) / 8;
     let summary = CudaSummary {
         ordinal,
@@ -244,8 +244,8 @@ impl CudaDevice {
         // 1 (non-blocking): does not synchronise with the default stream, which other code may use.
         // SAFETY: the driver returns a stream of this context.
         check("create a stream", unsafe { sys::cuStreamCreate(&raw mut opened.stream, 1) })?;
-        let more = if opened.summary.has_wgmma() { WGMMA_MODULES } else { OTHER_MODULES };
-        for image in MODULES.iter().chain(more) {
+        let for_capability = if opened.summary.has_wgmma() { WGMMA_MODULES } else { OTHER_MODULES };
+        for image in MODULES.iter().chain(for_capability) {
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is complete; the driver copies it.
             check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
@@ -335,15 +335,15 @@ impl CudaDevice {
             {
                 use CUfunction_attribute::{
                     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED,
-                    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as OWN,
+                    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as STATIC,
                 };
                 // Static shared memory counts against the limit, too.
-                let mut own = 0;
+                let mut static_bytes = 0;
                 // SAFETY: the function is of a loaded module; the driver writes one number.
                 check("read a kernel's shared memory", unsafe {
-                    sys::cuFuncGetAttribute(&raw mut own, OWN, function)
+                    sys::cuFuncGetAttribute(&raw mut static_bytes, STATIC, function)
                 })?;
-                let max = self.summary.max_shared as i32 - own;
+                let max = self.summary.max_shared as i32 - static_bytes;
                 // SAFETY: the function is of a loaded module.
                 check("set a kernel's shared memory", unsafe { sys::cuFuncSetAttribute(function, SHARED, max) })?;
                 // Prefers shared memory to L1 cache, so that more blocks are resident.

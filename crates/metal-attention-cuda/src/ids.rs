@@ -84,7 +84,7 @@ impl ChosenIds {
     /// The numbers of the last `n` steps that were submitted, the oldest first.
     pub(crate) fn last_numbers(&self, n: usize) -> impl Iterator<Item = u32> + use<> {
         let last = self.number;
-        (0..n as u32).rev().map(move |before| last.wrapping_sub(before))
+        (0..n as u32).rev().map(move |age| last.wrapping_sub(age))
     }
 
     /// The ids of the last step that was submitted, of `n` rows.

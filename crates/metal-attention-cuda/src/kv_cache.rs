@@ -139,7 +139,7 @@ impl CudaKvCache {
 
     /// The layers of a cache group that have keys and values of their own.
     fn layers_of_group(&self, group: usize) -> impl Iterator<Item = &LayerCache> {
-        let layers = self.layers.iter().zip(&self.groups).filter(move |(_, of)| **of == group);
+        let layers = self.layers.iter().zip(&self.groups).filter(move |(_, group_of_layer)| **group_of_layer == group);
         layers.filter_map(|(layer, _)| layer.as_ref())
     }
 

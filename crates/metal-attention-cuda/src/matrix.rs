@@ -170,8 +170,8 @@ impl WeightLayout {
 
 /// Bytes of `tensor` in device memory.
 pub(crate) fn packed_bytes(tensor: &Tensor) -> u64 {
-    let of_tile = WeightLayout::of(tensor.ty()).tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
-    tensor.n_rows().div_ceil(TILE) as u64 * of_tile
+    let tile_bytes = WeightLayout::of(tensor.ty()).tile_bytes(tensor.row_len().div_ceil(PANEL)) as u64;
+    tensor.n_rows().div_ceil(TILE) as u64 * tile_bytes
 }
 
 /// A matrix `[n_rows, n_in]` in device memory, repacked.

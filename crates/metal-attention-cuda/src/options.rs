@@ -56,7 +56,7 @@ impl CudaForwardPassOptions {
     /// The default of [`n_ubatch`](Self::n_ubatch) for a model on a device: 512, or 2048 with warpgroup instructions. It stays
     /// at 512 for sliding windows, since each sequence keeps pages for a window and a micro-batch.
     pub fn best_ubatch(gpu: &CudaSummary, spec: &ModelSpec) -> usize {
-        let keeps_window = |layer: &LayerSpec| match layer.mixer.attention().map(|of| of.mask) {
+        let keeps_window = |layer: &LayerSpec| match layer.mixer.attention().map(|attention| attention.mask) {
             Some(Mask::Window(_) | Mask::Chunk(_)) => true,
             Some(Mask::Causal | Mask::Full | Mask::Near(_)) | None => false,
         };

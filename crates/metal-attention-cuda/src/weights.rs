@@ -16,7 +16,7 @@ use metal_attention_model::{
 };
 
 pub(crate) use attention::CudaAttention;
-pub(crate) use embedding::{CudaEmbedding, CudaLayerStreams, CudaOwnEmbedding, CudaPerLayer, CudaStreams};
+pub(crate) use embedding::{CudaEmbedding, CudaLayerEmbedding, CudaLayerStreams, CudaPerLayer, CudaStreams};
 pub(crate) use experts::CudaExperts;
 pub(crate) use feed_forward::CudaDense;
 pub(crate) use latent_attention::CudaLatentAttention;
@@ -128,7 +128,7 @@ pub(crate) struct CudaLayer {
     /// Norms of the residual stream after the mixer and after the feed-forward, for `Residual::PostNorm`.
     pub(crate) sum_norms: Option<[CudaNorm; 2]>,
     /// The weights for the layer's per-layer embedding.
-    pub(crate) own_embedding: Option<CudaOwnEmbedding>,
+    pub(crate) layer_embedding: Option<CudaLayerEmbedding>,
     /// The weights for several residual streams.
     pub(crate) streams: Option<CudaLayerStreams>,
     /// Factor on the residual stream at the end of the layer.
@@ -311,7 +311,7 @@ impl Loader<'_> {
                 .norm(spec.feed_forward_post_norm.as_ref(), w.feed_forward_post_norm.as_ref())?,
             residual: spec.residual,
             sum_norms,
-            own_embedding: self.own_embedding(model, w)?,
+            layer_embedding: self.layer_embedding(model, w)?,
             streams: self.layer_streams(model, w)?,
             output_scale: w.output_scale,
         })

@@ -122,7 +122,7 @@ impl<'a> PlainLayer<'a> {
             feed_forward_post_norm,
             residual,
             sum_norms,
-            own_embedding,
+            layer_embedding,
             streams,
             output_scale,
         } = layer;
@@ -132,7 +132,7 @@ impl<'a> PlainLayer<'a> {
             Residual::Parallel | Residual::PostNorm { .. } => return None,
         };
         let results = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
-        let more = own_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        let more = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
         let paged = attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
         if results || more || !paged || attention.qkv.len() != 3 {
             return None;

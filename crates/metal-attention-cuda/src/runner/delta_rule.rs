@@ -44,7 +44,7 @@ impl ModelRunner {
         let (gate, beta, decay) = match &w.low_rank {
             None => (at(channels), at(channels + values), at(channels + values + n_head)),
             Some(low_rank) => {
-                let [decay, gate] = &low_rank.before;
+                let [decay, gate] = &low_rank.down;
                 self.store_all(batch, "gates", [decay], input, before_decay)?;
                 self.store_all(batch, "gates", [gate], input, before_gate)?;
                 self.store_rows(batch, "gates", &low_rank.decay, before_decay, decays)?;

@@ -91,11 +91,11 @@ impl ModelRunner {
             self.norm(NormArgs { packed, ..args }, n)?;
             self.gemm(&product, packed, n)?;
         } else if norm.as_ref().is_none_or(|norm| norm.fuses_with_product()) {
-            let most = self.gemv_tokens(&[head.layout].into_iter(), n_embd);
-            for first in (0..n).step_by(most) {
+            let tokens = self.gemv_tokens(&[head.layout].into_iter(), n_embd);
+            for first in (0..n).step_by(tokens) {
                 let rows = output_rows + 4 * first as u64;
                 let y = product.y + (4 * first * spec.n_vocab) as u64;
-                let n = (n - first).min(most);
+                let n = (n - first).min(tokens);
                 self.gemv(&product, args.x, args.weight, args.eps, rows, y, n_embd, n)?;
             }
         } else {

@@ -335,8 +335,8 @@ impl ModelRunner {
             result = wide;
         }
         if args.shared != 0 {
-            let more = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };
-            self.experts_sum(batch, &more)?;
+            let add_shared = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };
+            self.experts_sum(batch, &add_shared)?;
         }
         Ok(SublayerOutput::Rows(result))
     }

@@ -93,8 +93,8 @@ impl ModelRunner {
         let second = p.second.map_or(first, CudaStack::args);
         let n_panels = n_in.div_ceil(PANEL);
         let n_tiles = p.first.n_rows.div_ceil(TILE);
-        let most = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-        let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * n_items).clamp(1, most));
+        let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+        let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * n_items).clamp(1, max_warps));
         let n_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
         // A block prepares its input once and then takes several tiles.
         let blocks = (2 * self.gpu.summary().n_sm).div_ceil(n_items).clamp(1, n_groups);

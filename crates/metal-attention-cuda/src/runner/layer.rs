@@ -71,7 +71,7 @@ impl ModelRunner {
                 sum_norm(self, 1)?;
             }
         }
-        self.add_own_embedding(batch, i, layer)?;
+        self.add_layer_embedding(batch, i, layer)?;
         if layer.output_scale != 1.0 {
             self.norm(NormArgs { out: x, scale: layer.output_scale, ..norm_args(None, x, n_embd) }, n)?;
         }

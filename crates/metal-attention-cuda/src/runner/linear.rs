@@ -269,8 +269,8 @@ impl ModelRunner {
 
     /// Tokens of a GEMV launch: [`GEMV_TOKENS`], or fewer if a block has not enough shared memory for their inputs.
     pub(super) fn gemv_tokens(&self, layouts: &(impl Iterator<Item = WeightLayout> + Clone), n_in: usize) -> usize {
-        let room = self.gpu.summary().max_shared;
-        let fits = |n: &usize| gemv_shared_bytes(layouts.clone(), n_in.div_ceil(PANEL), *n) <= room;
+        let max_bytes = self.gpu.summary().max_shared;
+        let fits = |n: &usize| gemv_shared_bytes(layouts.clone(), n_in.div_ceil(PANEL), *n) <= max_bytes;
         (2..=GEMV_TOKENS).rev().find(fits).unwrap_or(1)
     }
 
@@ -285,14 +285,14 @@ impl ModelRunner {
         match input {
             LinearInput::Rows { x, norm, eps } => {
                 let at = |rows: u64, token: usize, width: usize| rows + (4 * token * width) as u64;
-                let most = self.gemv_tokens(&p.matrices.iter().map(|(matrix, _)| matrix.layout), n_in);
-                let together = if n_in.is_multiple_of(4) && most == GEMV_TOKENS { n_tokens / most } else { 0 };
-                let first = if together > 1 { together * GEMV_TOKENS } else { 0 };
-                if together > 1 {
-                    self.gemv_token_groups(p, (x, norm, eps), n_in, together)?;
+                let tokens = self.gemv_tokens(&p.matrices.iter().map(|(matrix, _)| matrix.layout), n_in);
+                let groups = if n_in.is_multiple_of(4) && tokens == GEMV_TOKENS { n_tokens / tokens } else { 0 };
+                let first = if groups > 1 { groups * GEMV_TOKENS } else { 0 };
+                if groups > 1 {
+                    self.gemv_token_groups(p, (x, norm, eps), n_in, groups)?;
                 }
-                for token in (first..n_tokens).step_by(most) {
-                    let n = (n_tokens - token).min(most);
+                for token in (first..n_tokens).step_by(tokens) {
+                    let n = (n_tokens - token).min(tokens);
                     self.gemv(p, at(x, token, n_in), norm, eps, 0, at(p.y, token, p.n_out), n_in, n)?;
                 }
                 Ok(())
@@ -324,22 +324,22 @@ impl ModelRunner {
         let n_tiles: usize = tiles.iter().sum();
         let n_panels = n_in.div_ceil(PANEL);
         // As few warps for each tile as keep the memory busy, and no more than have a full prefetch of panels each.
-        let most = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-        let warps_a_tile = WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, most).next_power_of_two();
-        let warps_a_tile = if warps_a_tile > most { warps_a_tile / 2 } else { warps_a_tile };
+        let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+        let warps_a_tile = WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two();
+        let warps_a_tile = if warps_a_tile > max_warps { warps_a_tile / 2 } else { warps_a_tile };
         let shared = gemv_shared_bytes(p.matrices.iter().map(|(matrix, _)| matrix.layout), n_panels, n_tokens);
         let summary = self.gpu.summary();
         let fit = BLOCKS_PER_SM * (shared + RESERVED_SHARED) <= summary.max_shared;
         let most_blocks = summary.n_sm * if fit || n_tiles * TILE * n_in > LARGE_MATRIX { BLOCKS_PER_SM } else { 1 };
         let groups = tiles.iter().map(|tiles| tiles.div_ceil(WARPS / warps_a_tile));
         let n_groups: usize = groups.clone().sum();
-        let share = |groups: usize| {
+        let blocks_for = |groups: usize| {
             if n_groups <= most_blocks { groups } else { (most_blocks * groups / n_groups).max(1) }
         };
         let mut blocks = [0; MAX_PARTS];
         let mut n_blocks = 0;
         for (end, groups) in blocks.iter_mut().zip(groups) {
-            n_blocks += share(groups);
+            n_blocks += blocks_for(groups);
             *end = n_blocks as u32;
         }
         let warps_a_tile = warps_a_tile as u32;
@@ -356,15 +356,15 @@ impl ModelRunner {
         n_in: usize,
         groups: usize,
     ) -> Result<(), CudaError> {
-        let whole = [p.matrices.as_slice()];
+        let all = [p.matrices.as_slice()];
         let products: Vec<_> = match p.epilogue {
-            Epilogue::Gated => whole.to_vec(),
+            Epilogue::Gated => all.to_vec(),
             Epilogue::Store | Epilogue::Add => p.matrices.chunks(1).collect(),
         };
         for matrices in products {
             let (n_tiles, n_panels) = (matrices[0].0.n_tiles(), n_in.div_ceil(PANEL));
-            let most = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-            let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * groups).clamp(1, most));
+            let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+            let warps_a_tile = previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles * groups).clamp(1, max_warps));
             let tile_groups = n_tiles.div_ceil(WARPS / warps_a_tile);
             // A block prepares its input once and then takes several tiles.
             let blocks = (BLOCKS_PER_SM * self.gpu.summary().n_sm).div_ceil(groups).clamp(1, tile_groups);

@@ -23,8 +23,8 @@ use crate::weights::{CudaChannelMix, CudaLinear, CudaLowRank, CudaRwkv6, CudaRwk
 /// receptance, keys, values and gate; the decay before and after its expansion; the heads' results.
 pub(super) fn widths6(spec: &Rwkv6Spec) -> [usize; 10] {
     let (width, n_kv) = (spec.width, spec.n_head_kv * spec.head_dim);
-    let (mixed, given) = (RWKV6_MIXES * width, RWKV6_MIXES * spec.mix_rank);
-    [mixed, given, mixed, width, n_kv, n_kv, width, spec.decay_rank, width, width]
+    let (mixed, offsets_low) = (RWKV6_MIXES * width, RWKV6_MIXES * spec.mix_rank);
+    [mixed, offsets_low, mixed, width, n_kv, n_kv, width, spec.decay_rank, width, width]
 }
 
 /// Scratch widths of RWKV-7: the mixed inputs; receptance, keys and values; the inner rows of all low-rank products; decay,
@@ -70,7 +70,7 @@ struct TokenShift {
     states: StatesArgs,
     lerps: u64,
     /// Address of what is added to the interpolation weights of each token; 0: nothing.
-    more: u64,
+    offsets: u64,
     out: u64,
     width: usize,
     n_mix: usize,
@@ -96,7 +96,7 @@ impl<'w> LowRank<'w> {
             Some(ElementwiseFunction::Tanh) => InputFunction::Tanh,
             Some(ElementwiseFunction::Sigmoid) => InputFunction::Sigmoid,
             Some(ElementwiseFunction::Squared | ElementwiseFunction::SigmoidTimes) => {
-                unreachable!("the middle of a low-rank product")
+                unreachable!("not the function of a low-rank product")
             }
         };
         SideProduct { linear: &self.weights.up, x: self.middle, y: self.y, function }
@@ -122,9 +122,10 @@ impl ModelRunner {
         let shares = products.iter().map(|product| {
             let matrix = &product.linear.weight;
             let n_panels = matrix.n_in.div_ceil(PANEL);
-            let most = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
-            let warps_a_tile =
-                previous_power_of_two(WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, most).next_power_of_two().min(most));
+            let max_warps = (n_panels / PREFETCHED_PANELS).clamp(1, WARPS);
+            let warps_a_tile = previous_power_of_two(
+                WARPS_IN_FLIGHT.div_ceil(n_tiles).clamp(1, max_warps).next_power_of_two().min(max_warps),
+            );
             let groups = matrix.n_tiles().div_ceil(WARPS / warps_a_tile);
             (warps_a_tile, groups, groups * n_panels.div_ceil(warps_a_tile))
         });
@@ -159,7 +160,7 @@ impl ModelRunner {
             states: shift.states,
             x: self.buffers.h.ptr(),
             lerps: shift.lerps,
-            more: shift.more,
+            more: shift.offsets,
             out: shift.out,
             width: shift.width as u32,
             n_mix: shift.n_mix as u32,
@@ -194,14 +195,15 @@ impl ModelRunner {
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let spec = &w.spec;
         let (width, dim, n_head) = (spec.width, spec.head_dim, spec.n_head());
-        let [mixed, given, more, r, k, v, gate, low, decay, heads] = self.scratch_rows(batch, widths6(spec));
+        let [mixed, offsets_low, offsets, r, k, v, gate, low, decay, heads] = self.scratch_rows(batch, widths6(spec));
         let states = batch.recurrent.of_layer(i, width * dim);
         // The interpolation weights depend on a first interpolation, so the previous token's input is read twice, and stored
         // after the second time.
-        let once = TokenShift { states, lerps: w.lerp_x.ptr(), more: 0, out: mixed, width, n_mix: 1, advance: false };
+        let once =
+            TokenShift { states, lerps: w.lerp_x.ptr(), offsets: 0, out: mixed, width, n_mix: 1, advance: false };
         self.shift(batch, &once)?;
-        self.store_rows(batch, "token shift", &w.mix_down, mixed, given)?;
-        self.elementwise(batch, ElementwiseFunction::Tanh, given, 0, RWKV6_MIXES * spec.mix_rank)?;
+        self.store_rows(batch, "token shift", &w.mix_down, mixed, offsets_low)?;
+        self.elementwise(batch, ElementwiseFunction::Tanh, offsets_low, 0, RWKV6_MIXES * spec.mix_rank)?;
         let up = GroupedLinearOp {
             label: "token shift",
             first: &w.mix_up,
@@ -209,14 +211,14 @@ impl ModelRunner {
             epilogue: Epilogue::Store,
             activation: 0,
             groups: 0,
-            x: given,
+            x: offsets_low,
             items_a_row: 1,
             x_stride: spec.mix_rank,
-            y: more,
+            y: offsets,
             y_stride: width,
         };
         self.grouped_gemv(&up, RWKV6_MIXES * batch.size.n_tokens)?;
-        self.shift(batch, &TokenShift { lerps: w.lerps.ptr(), more, n_mix: RWKV6_MIXES, advance: true, ..once })?;
+        self.shift(batch, &TokenShift { lerps: w.lerps.ptr(), offsets, n_mix: RWKV6_MIXES, advance: true, ..once })?;
         // The mixed inputs in order: decay, keys, values, receptance, gate.
         let of_mix = |m: usize| mix_address(batch, mixed, width, m);
         self.low_rank(batch, &w.decay, Some(ElementwiseFunction::Tanh), [of_mix(0), low, decay])?;
@@ -263,7 +265,7 @@ impl ModelRunner {
         let lerps = w.lerps.ptr();
         self.shift(
             batch,
-            &TokenShift { states, lerps, more: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
+            &TokenShift { states, lerps, offsets: 0, out: mixed, width, n_mix: spec.n_mix(), advance: true },
         )?;
         // The mixed inputs in order: receptance, decay, keys, values, rate, gate.
         let of_mix = |m: usize| mix_address(batch, mixed, width, m);
@@ -354,7 +356,7 @@ impl ModelRunner {
         let [mixed, keys, receptance, result] = self.scratch_rows(batch, widths_of_channel_mix(spec));
         let states = batch.recurrent.of_layer(i, w.state);
         let (lerps, width, n_mix) = (w.lerps.ptr(), spec.n_embd, spec.n_mix());
-        self.shift(batch, &TokenShift { states, lerps, more: 0, out: mixed, width, n_mix, advance: true })?;
+        self.shift(batch, &TokenShift { states, lerps, offsets: 0, out: mixed, width, n_mix, advance: true })?;
         self.store_rows(batch, "channel mix keys", &w.key, mixed, keys)?;
         self.elementwise(batch, ElementwiseFunction::Squared, keys, 0, spec.width)?;
         let Some(linear) = &w.receptance else {

@@ -24,7 +24,7 @@ impl ModelRunner {
         n: usize,
     ) -> Result<(), CudaError> {
         let (n_embd, n_layer, width) = (spec.n_embd, spec.n_layer(), w.proj_norm.n);
-        let (inputs, projected) = (self.buffers.own_inputs.ptr(), self.buffers.own_projected.ptr());
+        let (inputs, projected) = (self.buffers.per_layer_inputs.ptr(), self.buffers.per_layer_projected.ptr());
         let half = std::f32::consts::FRAC_1_SQRT_2;
         self.look_up(&w.table, (width as f32).sqrt() * half, inputs, n)?;
         let x = self.rows(self.buffers.x.ptr(), n_embd, n)?;
@@ -37,14 +37,14 @@ impl ModelRunner {
 
     /// Launches the per-layer embedding of layer `i`: `x += norm(proj(gelu(gate(x)) * input))`. With several streams, the
     /// streams are corrected first, the gate reads the scaled first stream, and the result is added to the other ones.
-    pub(super) fn add_own_embedding(
+    pub(super) fn add_layer_embedding(
         &mut self,
         batch: MicroBatch<'_>,
         i: usize,
         layer: &CudaLayer,
     ) -> Result<(), CudaError> {
         let (n, n_embd) = (batch.size.n_tokens, batch.spec.n_embd);
-        let Some(own) = &layer.own_embedding else { return Ok(()) };
+        let Some(own) = &layer.layer_embedding else { return Ok(()) };
         let streams = batch.spec.embedding.streams.as_ref().zip(layer.streams.as_ref());
         if let Some((spec, w)) = streams {
             self.route(n_embd, w, n)?;
@@ -63,7 +63,7 @@ impl ModelRunner {
         let (activation, parameter) = activation_code(metal_attention_model::Activation::Gelu);
         let args = ActivationArgs {
             gate,
-            up: self.buffers.own_inputs.ptr() + 4 * (i * width) as u64,
+            up: self.buffers.per_layer_inputs.ptr() + 4 * (i * width) as u64,
             out: self.buffers.gated.ptr(),
             packed: self.buffers.packed_gated.ptr(),
             gate_stride: width as u32,

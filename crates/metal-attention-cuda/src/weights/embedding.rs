@@ -47,7 +47,7 @@ pub(crate) struct CudaStreams {
 
 /// The weights with which a layer adds its per-layer embedding to the residual stream.
 #[derive(Debug)]
-pub(crate) struct CudaOwnEmbedding {
+pub(crate) struct CudaLayerEmbedding {
     /// `[width, n_embd]`.
     pub(crate) gate: CudaLinear,
     /// `[n_embd, width]`.
@@ -109,13 +109,13 @@ impl Loader<'_> {
     }
 
     /// Uploads the weights for a layer's per-layer embedding; `None` if the model has none.
-    pub(super) fn own_embedding(
+    pub(super) fn layer_embedding(
         &mut self,
         spec: &ModelSpec,
         w: &LayerWeights,
-    ) -> Result<Option<CudaOwnEmbedding>, CudaError> {
+    ) -> Result<Option<CudaLayerEmbedding>, CudaError> {
         let Some((of, w)) = spec.embedding.per_layer.as_ref().zip(w.per_layer.as_ref()) else { return Ok(None) };
-        Ok(Some(CudaOwnEmbedding {
+        Ok(Some(CudaLayerEmbedding {
             gate: self.linear(&w.gate)?,
             proj: self.linear(&w.proj)?,
             post_norm: self.one_norm(&of.post_norm, &w.post_norm)?,

@@ -50,7 +50,7 @@ pub(crate) struct CudaDeltaRule {
 #[derive(Debug)]
 pub(crate) struct CudaDeltaRuleGates {
     /// The first products of decay and gate, `[rank, n_embd]` each.
-    pub(crate) before: [CudaLinear; 2],
+    pub(crate) down: [CudaLinear; 2],
     /// The second product of the decay, `[n_decays, rank]`.
     pub(crate) decay: CudaLinear,
     /// The second product of the gate, `[n_values, rank]`.
@@ -220,7 +220,7 @@ impl Loader<'_> {
             Some([decay, gate]) => {
                 let before = [self.linear(decay)?, self.linear(gate)?];
                 let (decay, gate) = (self.linear(&w.decay)?, self.linear(&w.gate)?);
-                (self.joined(&[&w.q, &w.k, &w.v, &w.beta])?, Some(CudaDeltaRuleGates { before, decay, gate }))
+                (self.joined(&[&w.q, &w.k, &w.v, &w.beta])?, Some(CudaDeltaRuleGates { down: before, decay, gate }))
             }
         };
         Ok(CudaDeltaRule {

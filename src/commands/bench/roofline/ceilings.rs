@@ -240,7 +240,7 @@ fn cuda(
     step();
     let launches = Launches::Cuda {
         kernel_in_graph_us: 1e6 * costs.in_graph,
-        kernel_us: 1e6 * costs.alone,
+        kernel_us: 1e6 * costs.without_graph,
         round_trip_us: 1e6 * costs.round_trip,
         graph_us: 1e6 * costs.graph,
     };
