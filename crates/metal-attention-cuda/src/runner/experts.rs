@@ -20,33 +20,45 @@ use crate::weights::{CudaExperts, CudaNorm};
 /// Most elements of a row that `route_alone` takes.
 const MAX_ROUTED: usize = 4 * 256 * 8;
 
-/// Scratch elements of a mixture for `n` tokens, F32 or u32: router logits `[n, n_expert]`; of each item the chosen expert, its
-/// weight, and the weight of its input; the input of the router or the experts, where it is not the normalised residual stream;
-/// that input times its weights; of each item gate and up, the activated row, and the result of the expert; the sum over a
-/// token's experts; the sum as wide as the residual stream; the result of the shared experts; of items sorted by expert, the
-/// items and the work list; and their packed rows, as input of the first and of the last product.
+/// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.
 pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
-    let weighed = if spec.router.weight_input { n_items * n_in } else { 0 };
-    let other = if spec.latent.is_some() || spec.own_norms.is_some() { n_embd.max(n_in) } else { 0 };
+    let weighted_input = if spec.router.weight_input { n_items * n_in } else { 0 };
+    let own_input = if spec.latent.is_some() || spec.own_norms.is_some() { n_embd.max(n_in) } else { 0 };
     let [items, work] = sorted_elements(n_items, spec.n_expert);
     let packed = |width: usize| packed_elements(n_items, spec.n_expert, width);
     [
+        // Router logits, `[n, n_expert]`.
         n * spec.n_expert,
+        // Of each item the chosen expert, u32.
         n_items,
+        // The weight of its result.
         n_items,
+        // The weight of its input.
         n_items,
-        n * other,
-        weighed,
+        // The input of the router or of the experts, where it is not the normalised residual stream.
+        n * own_input,
+        // The experts' inputs times their weights, `[n_items, n_in]`.
+        weighted_input,
+        // Gate and up of each item.
         2 * n_items * n_ff,
+        // The same after the activation.
         n_items * n_ff,
+        // The experts' results.
         n_items * n_in,
+        // The weighted sums, `[n, n_in]`.
         n * n_in.max(n_embd),
+        // The weighted sums in the width of the residual stream.
         n * n_embd,
+        // The result of the shared experts.
         n * n_embd,
+        // Of items sorted by expert, the item at each place.
         items,
+        // The list of work of the grouped GEMM.
         work,
+        // The packed rows of sorted items, as input of the first product.
         packed(n_in),
+        // The same of the last product.
         packed(n_ff),
     ]
 }
@@ -56,13 +68,13 @@ fn ptr(vector: Option<&CudaBuffer>) -> u64 {
     vector.map_or(0, CudaBuffer::ptr)
 }
 
-/// Arguments of the router kernel: it reads the router logits at `products` and writes experts, weights and input weights of
+/// Arguments of the router kernel: it reads the router logits at `logits` and writes experts, weights and input weights of
 /// each item to the other addresses.
-pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
+pub(crate) fn route_args(w: &CudaExperts, logits: u64, [experts, weights, input_weights]: [u64; 3]) -> RouteArgs {
     let (spec, router) = (&w.spec, &w.spec.router);
     let groups = router.groups.as_ref().map_or((0, 0), |groups| (groups.n, groups.n_used));
     RouteArgs {
-        products,
+        products: logits,
         choice_bias: ptr(w.choice_bias.as_ref()),
         expert_scale: ptr(w.expert_scale.as_ref()),
         experts,
@@ -87,18 +99,20 @@ pub(crate) fn route_args(w: &CudaExperts, products: u64, [experts, weights, inpu
 struct ExpertItems {
     /// The expert of each item, u32.
     chosen: u64,
-    /// The input rows of the experts; `items_a_row` consecutive items share one.
+    /// The input rows of the experts, `[n_items / items_a_row, n_in]`.
     x: u64,
+    /// Consecutive items that share an input row.
     items_a_row: usize,
-    /// Gate and up of each item, `[n_items, 2 * n_ff]`; after the activation, `[n_items, n_ff]`; and the experts' results,
-    /// `[n_items, n_in]`.
-    pairs: u64,
+    /// Gate and up of each item, `[n_items, 2 * n_ff]`.
+    gate_up: u64,
+    /// The same after the activation, `[n_items, n_ff]`.
     gated: u64,
+    /// The experts' results, `[n_items, n_in]`.
     down: u64,
 }
 
 impl ExpertItems {
-    /// The product of gate and up, or of up alone, stored to `pairs`.
+    /// The product of gate and up, or of up alone, stored to `gate_up`.
     fn gate_and_up<'w>(&self, w: &'w CudaExperts) -> GroupedLinearOp<'w> {
         let (first, second) = w.gate.as_ref().map_or((&w.up, None), |gate| (gate, Some(&w.up)));
         GroupedLinearOp {
@@ -111,7 +125,7 @@ impl ExpertItems {
             x: self.x,
             items_a_row: self.items_a_row,
             x_stride: w.up.n_in(),
-            y: self.pairs,
+            y: self.gate_up,
             y_stride: w.spec.expert.n_ff * if second.is_some() { 2 } else { 1 },
         }
     }
@@ -159,17 +173,17 @@ impl ModelRunner {
         let (spec, n_embd, n) = (&w.spec, batch.spec.n_embd, batch.size.n_tokens);
         let n_in = spec.latent.unwrap_or(n_embd);
         let [
-            products,
+            logits,
             chosen,
             weights,
             input_weights,
-            other,
-            weighed,
-            pairs,
+            own_input,
+            weighted_input,
+            gate_up,
             gated,
             down,
             sum,
-            wide,
+            wide_sum,
             shared,
             items,
             work,
@@ -177,12 +191,12 @@ impl ModelRunner {
             packed_gated,
         ] = self.scratch(elements(spec, n_embd, n));
         let (x, h) = (self.buffers.x.ptr(), self.buffers.h.ptr());
-        let route = route_args(w, products, [chosen, weights, input_weights]);
+        let route = route_args(w, logits, [chosen, weights, input_weights]);
         // The router reads F32 inputs for any number of tokens, so that close choices do not depend on it.
         let mut routed = h;
         if let Some(norm) = &w.router_norm {
-            self.norm_rows(batch, x, n_embd, norm, other)?;
-            routed = other;
+            self.norm_rows(batch, x, n_embd, norm, own_input)?;
+            routed = own_input;
         }
         // Shared memory of the router: three numbers and two flags for each expert.
         let memory = 14 * spec.n_expert;
@@ -202,34 +216,39 @@ impl ModelRunner {
             self.launch("route_alone", "", grid, &args)?;
         } else {
             let routed = LinearInput::Rows { x: routed, norm: 0, eps: 0.0 };
-            self.store_all(batch, "router", [&w.router], routed, products)?;
+            self.store_all(batch, "router", [&w.router], routed, logits)?;
             self.launch("route", "", LaunchGrid { blocks: [n, 1, 1], threads: 32, shared: memory }, &route)?;
         }
 
         let mut rows = h;
         if let Some([norm, _, _]) = &w.own_norms {
-            self.norm_rows(batch, x, n_embd, norm, other)?;
-            rows = other;
+            self.norm_rows(batch, x, n_embd, norm, own_input)?;
+            rows = own_input;
         }
         if let Some([linear, _]) = &w.latent {
-            self.store_all(batch, "experts' input", [linear], input, other)?;
-            rows = other;
+            self.store_all(batch, "experts' input", [linear], input, own_input)?;
+            rows = own_input;
         }
         let mut items_a_row = spec.n_used;
         if spec.router.weight_input {
-            let args =
-                WeighArgs { x: rows, weights: input_weights, out: weighed, n: n_in as u32, n_used: spec.n_used as u32 };
+            let args = WeighArgs {
+                x: rows,
+                weights: input_weights,
+                out: weighted_input,
+                n: n_in as u32,
+                n_used: spec.n_used as u32,
+            };
             let grid = LaunchGrid { blocks: [n * spec.n_used, n_in.div_ceil(256), 1], threads: 256, shared: 0 };
             self.launch("weigh_inputs", "", grid, &args)?;
-            (rows, items_a_row) = (weighed, 1);
+            (rows, items_a_row) = (weighted_input, 1);
         }
-        let visits = ExpertItems { chosen, x: rows, items_a_row, pairs, gated, down };
+        let visits = ExpertItems { chosen, x: rows, items_a_row, gate_up, gated, down };
         if self.uses_grouped_gemm(n, n * spec.n_used, spec.n_expert) {
             self.run_experts_sorted(batch, w, &visits, [items, work], [packed, packed_gated])?;
         } else {
             self.run_experts(batch, w, &visits)?;
         }
-        self.sum(batch, w, input, [weights, down, sum, wide, shared])
+        self.sum(batch, w, input, [weights, down, sum, wide_sum, shared])
     }
 
     /// Computes `down(activation(gate(x)) * up(x))` of each item with grouped GEMVs.
@@ -277,7 +296,7 @@ impl ModelRunner {
     fn experts_activation(&mut self, w: &CudaExperts, v: &ExpertItems, n_items: usize) -> Result<(), CudaError> {
         let n_ff = w.spec.expert.n_ff;
         let args = ExpertsActivationArgs {
-            x: v.pairs,
+            x: v.gate_up,
             out: v.gated,
             n: n_ff as u32,
             gated: u32::from(w.gate.is_some()),
@@ -294,7 +313,7 @@ impl ModelRunner {
         batch: MicroBatch<'_>,
         w: &'w CudaExperts,
         input: LinearInput,
-        [weights, down, sum, wide, shared]: [u64; 5],
+        [weights, down, sum, wide_sum, shared]: [u64; 5],
     ) -> Result<SublayerOutput<'w>, CudaError> {
         let (spec, n_embd) = (&w.spec, batch.spec.n_embd);
         let n_in = spec.latent.unwrap_or(n_embd);
@@ -331,8 +350,8 @@ impl ModelRunner {
             self.norm_rows(batch, sum, n_in, norm, sum)?;
         }
         if let Some([_, linear]) = &w.latent {
-            self.store_rows(batch, "experts' output", linear, sum, wide)?;
-            result = wide;
+            self.store_rows(batch, "experts' output", linear, sum, wide_sum)?;
+            result = wide_sum;
         }
         if args.shared != 0 {
             let add_shared = ExpertsSumArgs { out: result, n: n_embd as u32, n_used: 0, add: 1, ..args };

@@ -32,8 +32,9 @@ impl ModelRunner {
         let (norm, post) = (layer.feed_forward_norm.as_ref(), layer.feed_forward_post_norm.as_ref());
         let plan = self.exchange.as_ref().map(|exchange| &exchange.shard.plan);
         let mixer_is_sharded = plan.is_some_and(|plan| plan.shards_mixer(&batch.spec.layers[i].mixer));
-        let is_sharded = plan.is_some_and(|plan| plan.feed_forwards[i]);
+        let feed_forward_is_sharded = plan.is_some_and(|plan| plan.feed_forwards[i]);
         match layer.residual {
+            // x += scale * mixer(norm(x)); x += scale * feed_forward(norm(x))
             Residual::Sequential { scale } => {
                 self.predict_streams(batch, layer)?;
                 let input = self.mixer_input(batch, i, mixer_norm, false)?;
@@ -43,8 +44,9 @@ impl ModelRunner {
                 self.add_laurel(batch, layer)?;
                 let (input, router_norm) = self.feed_forward_input(batch, i, layer)?;
                 let output = self.feed_forward(batch, i, &layer.feed_forward, input, router_norm)?;
-                self.join(batch, output.as_slice(), is_sharded, post, scale)?;
+                self.join(batch, output.as_slice(), feed_forward_is_sharded, post, scale)?;
             }
+            // x += mixer(norm(x)) + feed_forward(norm(x))
             Residual::Parallel => {
                 // The feed-forward reads the residual stream without the mixer's result, so both outputs are joined at the end.
                 let input = self.mixer_input(batch, i, mixer_norm, norm.is_none())?;
@@ -53,8 +55,9 @@ impl ModelRunner {
                     if norm.is_some() { self.feed_forward_input(batch, i, layer)? } else { (input, None) };
                 let output = self.feed_forward(batch, i, &layer.feed_forward, input, router_norm)?;
                 self.join(batch, &mixer_output, mixer_is_sharded, mixer_post, 1.0)?;
-                self.join(batch, output.as_slice(), is_sharded, post, 1.0)?;
+                self.join(batch, output.as_slice(), feed_forward_is_sharded, post, 1.0)?;
             }
+            // x = norm(x + mixer(x)); x = norm(x + feed_forward(x))
             Residual::PostNorm { mixer: _, feed_forward: _ } => {
                 let sum_norms = layer.sum_norms.as_ref();
                 let sum_norm = |runner: &mut Self, which: usize| {
@@ -67,7 +70,7 @@ impl ModelRunner {
                 sum_norm(self, 0)?;
                 let (input, router_norm) = self.feed_forward_input(batch, i, layer)?;
                 let output = self.feed_forward(batch, i, &layer.feed_forward, input, router_norm)?;
-                self.join(batch, output.as_slice(), is_sharded, post, 1.0)?;
+                self.join(batch, output.as_slice(), feed_forward_is_sharded, post, 1.0)?;
                 sum_norm(self, 1)?;
             }
         }
