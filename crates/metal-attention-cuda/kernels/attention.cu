@@ -1,4 +1,4 @@
-// Attention in decode steps (and for prefill tokens that prefill_attention.cu cannot take): one token at a time over the KV
+// Attention in decode steps (and for prefill tokens that prefill_attention.cu does not support): one token at a time over the KV
 // cache of its sequence. All in F32, by online softmax (FlashAttention, arXiv 2205.14135).
 //
 // A block takes up to GROUP query heads of one KV head, for one token and one split of its pages (split-KV). In a decode step

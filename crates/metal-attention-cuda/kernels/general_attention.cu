@@ -1,4 +1,4 @@
-// Attention for everything that the faster kernels do not take: any mask, ALiBi, any head size, keys and values of different
+// Attention for everything that the faster kernels do not support: any mask, ALiBi, any head size, keys and values of different
 // sizes. The cache already has the tokens' keys and values, and the queries are ready. One token at a time, all in F32: a block
 // for each head of a token and split of its positions (split-KV); the last block of a head merges the partial results.
 #include "heads.cuh"

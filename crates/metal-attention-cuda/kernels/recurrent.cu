@@ -3,7 +3,7 @@
 #include "recurrence.cuh"
 
 constexpr u32 MAX_TAPS = 16;
-// Tokens of a run that a block takes, which may not be fewer than MAX_TAPS - 1, and tokens that a thread loads at a time.
+// Tokens of a run that a block processes, which may not be fewer than MAX_TAPS - 1, and tokens that a thread loads at a time.
 constexpr int CONVOLVED = 16;
 constexpr int AT_ONCE = 8;
 

@@ -12,7 +12,7 @@ struct TokenShiftArgs {
     u32 width, n_mix, n_tokens; // elements of a row, interpolations, tokens
     u32 advance;                // whether to store the last input as the new state
 };
-// Tokens of a run that a block takes, and tokens that a thread loads at a time.
+// Tokens of a run that a block processes, and tokens that a thread loads at a time.
 constexpr u32 SHIFTED = 16;
 constexpr u32 AT_ONCE = 8;
 

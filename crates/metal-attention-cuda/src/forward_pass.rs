@@ -202,7 +202,7 @@ impl CudaForwardPass {
     }
 
     /// How many decode steps of a single sequence, the first at position `pos`, one launch of the persistent kernel takes, each with
-    /// the id that the one before has chosen. 0: the kernel does not take a token at that position.
+    /// the id that the one before has chosen. 0: the kernel does not support that position.
     pub(crate) fn tokens_at_once(&self, pos: usize) -> usize {
         self.decode.as_ref().map_or(0, |decode| decode.tokens_at_once(pos))
     }

@@ -194,7 +194,7 @@ impl CudaMatrix {
     }
 
     /// Uploads `tensors`, all of one type and shape, one below the other; the rows of each are padded to whole tiles. An error
-    /// for shapes that grouped products do not take.
+    /// for shapes that grouped products do not support.
     pub(crate) fn stacked(
         gpu: &Arc<CudaDevice>,
         kernels: &mut Kernels,

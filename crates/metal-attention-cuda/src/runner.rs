@@ -5,7 +5,7 @@
 //! that a run can also be recorded as a CUDA graph; nothing is awaited, and no data passes through the host.
 //!
 //! The residual stream `x` (F32 `[n_tokens, n_embd]`) and all other intermediate results lie in [`Activations`]. Each file below
-//! adds the launches of one kind of sublayer to `impl ModelRunner`. Matrix products (`linear.rs`) take one of four paths by the
+//! adds the launches of one kind of sublayer to `impl ModelRunner`. Matrix products (`linear.rs`) use one of four paths by the
 //! number of tokens: GEMV (up to 4, or any number in `exact` mode), a GEMM for few tokens (`matmul_few.rs`), a GEMM with warpgroup
 //! instructions (`matmul_wide.rs`, compute capability 9.0), and a GEMM for other devices.
 
@@ -93,7 +93,7 @@ pub(crate) struct ModelRunner {
     pub(crate) ids: ChosenIds,
     /// Whether products read F32 inputs for any number of tokens (GEMV kernels), instead of F16 inputs from 5 tokens on.
     pub(crate) exact: bool,
-    /// Most tokens of a micro-batch whose products take the path of `matmul_few.rs`.
+    /// Most tokens of a micro-batch whose products use the path of `matmul_few.rs`.
     pub(crate) few_tokens: usize,
     /// Mailboxes of the ranks; `None` without tensor parallelism.
     pub(crate) exchange: Option<Exchange>,

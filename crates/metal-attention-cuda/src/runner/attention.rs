@@ -21,7 +21,7 @@ use crate::support::AttentionKernels;
 use crate::weights::CudaAttention;
 
 impl ModelRunner {
-    /// Launches the attention of layer `i`, but for its output product.
+    /// Launches the attention of layer `i`, except its output product.
     pub(super) fn attention<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -232,7 +232,7 @@ impl ModelRunner {
     }
 }
 
-/// Query heads of one KV head that a block takes together: 8, or fewer where that leaves too few blocks even with all splits.
+/// Query heads of one KV head that a block processes together: 8, or fewer where that leaves too few blocks even with all splits.
 fn queries_per_block(n_kv_heads: usize, heads_per_kv: usize) -> usize {
     let mut group = heads_per_kv.next_power_of_two().min(8);
     while group > 1 && n_kv_heads * heads_per_kv.div_ceil(group / 2) * MAX_SPLITS <= ATTENTION_BLOCKS {

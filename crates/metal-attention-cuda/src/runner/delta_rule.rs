@@ -26,7 +26,7 @@ pub(super) fn widths(spec: &DeltaRuleSpec) -> [usize; 7] {
 }
 
 impl ModelRunner {
-    /// Launches the delta rule of layer `i`, but for its output product. The layer's state is the last inputs of the
+    /// Launches the delta rule of layer `i`, except its output product. The layer's state is the last inputs of the
     /// convolution, `[n_tap - 1, channels]`, then a matrix `[key_dim, value_dim]` for each value head.
     pub(super) fn delta_rule<'w>(
         &mut self,

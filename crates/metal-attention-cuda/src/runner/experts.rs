@@ -17,7 +17,7 @@ use crate::launch::LaunchGrid;
 use crate::matrix::PANEL;
 use crate::weights::{CudaExperts, CudaNorm};
 
-/// Most elements of a row that `route_alone` takes.
+/// Most elements of a row that `route_alone` supports.
 const MAX_ROUTED: usize = 4 * 256 * 8;
 
 /// Scratch elements (4 bytes each) of a mixture for `n` tokens, part by part. An item is a token at one of its experts.

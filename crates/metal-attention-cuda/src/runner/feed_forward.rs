@@ -9,11 +9,11 @@ use crate::device::CudaBuffer;
 use crate::launch::LaunchGrid;
 use crate::weights::CudaDense;
 
-/// Elements of a row that a block of the activation kernel takes.
+/// Elements of a row that a block of the activation kernel processes.
 const ELEMENTS_OF_A_BLOCK: usize = 2048;
 
 impl ModelRunner {
-    /// Launches a dense feed-forward but for its last product, which is returned with its input. Gate and up are one gated
+    /// Launches a dense feed-forward, except its last product, which is returned with its input. Gate and up are one gated
     /// product where that can apply the activation (`fuses_activation`), else a product and an activation kernel.
     pub(super) fn dense<'w>(
         &mut self,

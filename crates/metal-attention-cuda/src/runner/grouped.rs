@@ -1,7 +1,7 @@
 //! Grouped products: each item, a row, is multiplied by the matrix of its group. For experts an item is a token at one of its
 //! experts and the group is the expert; for latent attention an item is a token's row of one head and the group is the head.
 //!
-//! Few items take the grouped GEMV with F32 inputs, item by item (`grouped_matvec.cu`). Many items are sorted by group, their
+//! Few items use the grouped GEMV with F32 inputs, item by item (`grouped_matvec.cu`). Many items are sorted by group, their
 //! rows packed as F16 in that order, and multiplied by the grouped GEMM (`grouped_matmul.cu`), which writes results back in the
 //! order of the items.
 
@@ -206,7 +206,7 @@ impl ModelRunner {
         let tiles = sorted.tiles_of_work;
         let rows = p.first.n_rows.div_ceil(TILE).div_ceil(if gated { 4 } else { 8 });
         let most_work = sorted.n_groups + sorted.n_places / (8 * tiles);
-        // A launch takes one weight layout.
+        // A launch supports one weight layout.
         let unlike = p.second.filter(|second| !gated && !second.pairs_with(p.first));
         let parts = if p.second.is_some() && !gated && unlike.is_none() { 2 } else { 1 };
         let grid = LaunchGrid { blocks: [rows, most_work, parts], threads: 256, shared: 4 * tiles * 1024 };

@@ -43,7 +43,7 @@ pub(super) fn elements(spec: &LatentAttentionSpec, n: usize) -> [usize; 9] {
 }
 
 impl ModelRunner {
-    /// Launches the latent attention of layer `i`, but for its output product.
+    /// Launches the latent attention of layer `i`, except its output product.
     pub(super) fn latent_attention<'w>(
         &mut self,
         batch: MicroBatch<'_>,

@@ -124,7 +124,7 @@ impl ModelRunner {
         if as_rows { self.normed_with_f32(norm, n_embd, n) } else { self.normed(norm, n_embd, n) }
     }
 
-    /// Launches the mixer of layer `i`, but for its last products.
+    /// Launches the mixer of layer `i`, except its last products.
     fn mixer<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -149,7 +149,7 @@ impl ModelRunner {
         })
     }
 
-    /// Launches the feed-forward of layer `i`, but for its last product. `router_norm`: the norm that the router's kernel has
+    /// Launches the feed-forward of layer `i`, except its last product. `router_norm`: the norm that the router's kernel has
     /// to apply.
     fn feed_forward<'w>(
         &mut self,

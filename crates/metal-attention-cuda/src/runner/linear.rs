@@ -98,7 +98,7 @@ impl<'a> LinearOp<'a> {
         }
     }
 
-    /// The matrices in groups that one GEMM launch takes.
+    /// The matrices in groups that one GEMM launch multiplies.
     fn launch_groups(&self) -> std::slice::Chunks<'_, (&'a CudaMatrix, usize)> {
         self.matrices.chunks(MAX_PARTS)
     }
@@ -115,7 +115,7 @@ impl<'a> LinearOp<'a> {
         (ends, n_blocks)
     }
 
-    /// The matrices whose rows get blocks of their own: all of them, but for a gated product the gate alone.
+    /// The matrices whose rows get blocks of their own: all of them; of a gated product the gate only.
     pub(super) fn stacked_matrices<'b, 'm>(
         &self,
         matrices: &'b [(&'m CudaMatrix, usize)],
@@ -411,7 +411,7 @@ impl ModelRunner {
     /// Launches the GEMM of packed rows at `x`: `matmul_few` up to [`ModelRunner::few_tokens`] tokens, above that `matmul_wide` where
     /// the device has warpgroup instructions, else `matmul`.
     pub(super) fn gemm(&mut self, p: &LinearOp<'_>, x: u64, n_tokens: usize) -> Result<(), CudaError> {
-        // The GEMM without warpgroup instructions takes one layout for gate and up.
+        // The GEMM without warpgroup instructions supports one layout for gate and up.
         let layouts_differ =
             p.epilogue == Epilogue::Gated && p.matrices.iter().any(|(part, _)| part.layout != p.matrices[0].0.layout);
         let has_wgmma = self.gpu.summary().has_wgmma();

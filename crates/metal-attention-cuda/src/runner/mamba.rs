@@ -32,7 +32,7 @@ fn ptr(vector: Option<&CudaBuffer>) -> u64 {
 }
 
 impl ModelRunner {
-    /// Launches the Mamba-2 of layer `i`, but for its output product. The layer's state is the last inputs of the convolution,
+    /// Launches the Mamba-2 of layer `i`, except its output product. The layer's state is the last inputs of the convolution,
     /// `[n_tap - 1, channels]`, then a matrix for each head.
     pub(super) fn mamba2<'w>(
         &mut self,
@@ -104,7 +104,7 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "Mamba output", linear: &w.out, input })
     }
 
-    /// Launches the Mamba of layer `i`, but for its output product. The layer's state is the last inputs of the convolution,
+    /// Launches the Mamba of layer `i`, except its output product. The layer's state is the last inputs of the convolution,
     /// then `d_state` numbers for each channel.
     pub(super) fn mamba<'w>(
         &mut self,

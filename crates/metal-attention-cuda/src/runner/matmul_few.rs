@@ -27,7 +27,7 @@ pub(super) fn split_bytes(gpu: &CudaSummary) -> [usize; 2] {
     [blocks * 2 * MAX_TOKEN_TILES * FRAGMENT_BYTES, blocks * size_of::<u32>()]
 }
 
-/// Most tokens of a micro-batch that take this path, for a model with rows of `n_embd` elements. The wider the rows, the sooner
+/// Most tokens of a micro-batch that use this path, for a model with rows of `n_embd` elements. The wider the rows, the sooner
 /// warpgroup instructions are faster: measured on an H200 at widths 576, 2048, 3072 and 4096.
 pub(crate) fn few_tokens(gpu: &CudaSummary, n_embd: usize) -> usize {
     if gpu.has_wgmma() { previous_power_of_two((128 << 10) / n_embd).clamp(32, 128) } else { 64 }

@@ -20,7 +20,7 @@ const TILES_BYTES: usize = 64 << 10;
 /// Scanning threads of a block.
 const SCAN_THREADS: usize = 128;
 
-/// Most taps of the convolution that `fused_decode` takes: `FUSED_TAPS` of `recurrence.cuh`.
+/// Most taps of the convolution that `fused_decode` supports: `FUSED_TAPS` of `recurrence.cuh`.
 const FUSED_TAPS: u32 = 4;
 /// Most warps of a block of `fused_decode`.
 const FUSED_WARPS: usize = 16;

@@ -117,7 +117,7 @@ impl ModelRunner {
     fn side_products(&mut self, label: &'static str, products: &[SideProduct<'_>]) -> Result<(), CudaError> {
         let n_tiles: usize = products.iter().map(|product| product.linear.weight.n_tiles()).sum();
         let n_sm = self.gpu.summary().n_sm;
-        // Warps that share a tile; groups of tiles that a block takes in turn; and a measure of the work, by which blocks are
+        // Warps that share a tile; groups of tiles that a block processes in turn; and a measure of the work, by which blocks are
         // divided among the products.
         let shares = products.iter().map(|product| {
             let matrix = &product.linear.weight;
@@ -185,7 +185,7 @@ impl ModelRunner {
         self.store_rows(batch, "low rank", &w.up, middle, y)
     }
 
-    /// Launches the RWKV-6 time mix of layer `i`, but for its output product. The layer's state is a matrix for each head, then
+    /// Launches the RWKV-6 time mix of layer `i`, except its output product. The layer's state is a matrix for each head, then
     /// the input of the last token.
     pub(super) fn rwkv6<'w>(
         &mut self,
@@ -251,7 +251,7 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
     }
 
-    /// Launches the RWKV-7 time mix of layer `i`, but for its output product. Its state is laid out as that of RWKV-6.
+    /// Launches the RWKV-7 time mix of layer `i`, except its output product. Its state is laid out as that of RWKV-6.
     pub(super) fn rwkv7<'w>(
         &mut self,
         batch: MicroBatch<'_>,
@@ -344,7 +344,7 @@ impl ModelRunner {
         Ok(SublayerOutput::Product { label: "time mix output", linear: &w.out, input })
     }
 
-    /// Launches the channel mix of layer `i`; without a receptance, but for its last product. Its state, the input of the last
+    /// Launches the channel mix of layer `i`; without a receptance, except its last product. Its state, the input of the last
     /// token, follows that of the mixer.
     pub(super) fn channel_mix<'w>(
         &mut self,

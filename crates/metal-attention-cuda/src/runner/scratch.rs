@@ -23,7 +23,7 @@ const ALIGNED: usize = 64;
 /// `rwkv.cu`.
 const TOKENS_OF_BLOCK: usize = 16;
 
-/// Most elements of a group that one warp normalises; larger groups take a block.
+/// Most elements of a group that one warp normalises; larger groups use a block.
 const SMALL_GROUP: u32 = 256;
 
 /// The parts of the scratch of each sublayer that has any, in elements for `n` tokens.

@@ -16,7 +16,7 @@ pub(super) fn widths(spec: &ShortConvSpec) -> [usize; 2] {
 }
 
 impl ModelRunner {
-    /// Launches the short convolution of layer `i`, but for its output product. The layer's state is the last inputs of the
+    /// Launches the short convolution of layer `i`, except its output product. The layer's state is the last inputs of the
     /// convolution.
     pub(super) fn short_conv<'w>(
         &mut self,
