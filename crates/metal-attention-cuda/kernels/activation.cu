@@ -2,6 +2,7 @@
 // up of different layouts, without a gate, and the activations of a few models. out = activation(gate) * up.
 #include "common.cuh"
 
+// Mirrored by `ActivationArgs` of src/args.rs.
 struct ActivationArgs {
     const float* gate;          // rows of n_ff elements, gate_stride apart; without a gate, up
     const float* up;            // rows of n_ff elements, up_stride apart; null: no gate

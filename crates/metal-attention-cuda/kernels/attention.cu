@@ -7,6 +7,7 @@
 #include "heads.cuh"
 #include "masks.cuh"
 
+// Mirrored by `AttentionArgs` of src/args.rs.
 struct AttentionArgs {
     HeadInputs inputs;               // norm and RoPE of queries and keys
     const Token* tokens;             // [n_tokens]
@@ -32,6 +33,7 @@ struct AttentionArgs {
     u32 k_at, v_at;                  // the first key and value of a row of qkv
 };
 
+// Threads of a block, and the most elements of a head.
 constexpr int THREADS = 128;
 constexpr int MAX_DIM = 256;
 
@@ -80,6 +82,7 @@ template <typename T> __device__ __forceinline__ void copy_page(T* to, const T* 
     commit_copies();
 }
 
+// Four, or two, consecutive elements as F32.
 template <typename T> __device__ __forceinline__ void load_four(float (&v)[4], const T* p);
 template <> __device__ __forceinline__ void load_four<half>(float (&v)[4], const half* p) {
     const uint2 w = *(const uint2*)p;

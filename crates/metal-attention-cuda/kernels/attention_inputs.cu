@@ -6,6 +6,7 @@ enum RowKind : u32 { RMS = 1, LAYER = 2 };
 // In addition to those of heads.cuh: one norm over all heads of a row.
 constexpr u32 NORM_OF_ROW = 4;
 
+// Mirrored by `AttentionInputsArgs` of src/args.rs.
 struct AttentionInputsArgs {
     HeadInputs inputs;                // norm and RoPE of queries and keys
     const float* q_bias;              // bias of the norm, or null
@@ -30,6 +31,7 @@ struct AttentionInputsArgs {
 
 constexpr int THREADS = 128;
 
+// v, clamped to [-limit, limit].
 __device__ __forceinline__ float limited(float v, float limit) { return fminf(fmaxf(v, -limit), limit); }
 
 // The norm of head `v`, in place. `row`: the n elements over which the norm is computed, if these are more than the head.
@@ -52,6 +54,7 @@ __device__ __forceinline__ void normalize(float* v, const AttentionInputsArgs& a
     __syncwarp();
 }
 
+// One warp: a query, key or value head of a token. `heads`: shared memory, head_dim floats for each warp.
 template <typename T> __device__ __forceinline__ void attention_inputs(const AttentionInputsArgs& a, float* heads) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.head_dim;
     const u32 at = blockIdx.x * (THREADS / 32) + warp, token = blockIdx.y;

@@ -4,6 +4,7 @@
 #define TEMPLATES_ALONE
 #include "attention.cu"
 
+// Positions of a warp in each page; warps and query heads of a block; pages in flight.
 constexpr int POSITIONS = 16, WARPS = THREADS / 32, HEADS = 8, STAGES = 2;
 static_assert(WARPS * POSITIONS == PAGE, "a page a turn");
 

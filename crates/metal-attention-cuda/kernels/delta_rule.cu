@@ -3,6 +3,7 @@
 // values after the convolution; output: o, [token][head][value].
 #include "recurrence.cuh"
 
+// Mirrored by `DeltaRuleArgs` of src/args/recurrent.rs.
 struct DeltaRuleArgs {
     Scan scan;            // of the heads
     Rows x;               // queries, keys, values, after the convolution
@@ -116,6 +117,7 @@ template <int EACH> using DeltaRuleOfChannels = AnyDeltaRule<EACH, true>;
 SCAN_KERNELS(delta_rule, DeltaRule, DeltaRuleArgs)
 SCAN_KERNELS(delta_rule_of_channels, DeltaRuleOfChannels, DeltaRuleArgs)
 
+// Mirrored by `FusedDeltaRuleArgs` of src/args/recurrent.rs.
 struct FusedDeltaRuleArgs {
     DeltaRuleArgs args; // as for `scan`
     FusedDecode fused;  // convolution and norm

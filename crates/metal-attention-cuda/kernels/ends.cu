@@ -3,6 +3,7 @@
 #include "heads.cuh"
 #include "rank.cuh"
 
+// Mirrored by `EmbeddingArgs` of src/args.rs.
 struct EmbeddingArgs {
     Matrix table;        // [n_vocab][n_embd]
     Matrix positions;    // [position][n_embd]; without records: none
@@ -31,6 +32,7 @@ extern "C" __global__ void embedding(const __grid_constant__ EmbeddingArgs a) {
     a.x[(size_t)token * a.n_embd + k] = v;
 }
 
+// Mirrored by `LogitsArgs` of src/args.rs.
 struct LogitsArgs {
     float* logits;  // [n_rows][n_vocab]
     u32 n;          // logits of all rows
@@ -48,6 +50,7 @@ extern "C" __global__ void scale_logits(const __grid_constant__ LogitsArgs a) {
     }
 }
 
+// Mirrored by `ArgmaxArgs` of src/args.rs.
 struct ArgmaxArgs {
     const float* logits; // [n_rows][n_vocab]
     u32 n_vocab;         // logits of a row

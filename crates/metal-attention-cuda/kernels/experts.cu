@@ -54,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     if (lane == 0) write_weights(a, chosen, weights, token);
 }
 
+// Mirrored by `FusedRouteArgs` of src/args/experts.rs.
 struct FusedRouteArgs {
     RouteArgs route;     // its router logits are stored, too
     const float* x;      // [n_tokens][n_in]
@@ -154,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     else if (lane == 0) write_weights(a.route, chosen, weights, token);
 }
 
+// Mirrored by `WeighArgs` of src/args/experts.rs.
 struct WeighArgs {
     const float* x;       // [n_tokens][n]
     const float* weights; // [n_tokens][n_used]
@@ -168,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(256) weigh_inputs(const __grid_cons
     if (i < a.n) a.out[(size_t)item * a.n + i] = a.weights[item] * a.x[(size_t)(item / a.n_used) * a.n + i];
 }
 
+// Mirrored by `ExpertsActivationArgs` of src/args/experts.rs.
 struct ExpertsActivationArgs {
     const float* x; // [n_items][gate, up], or [n_items][up]
     float* out;     // [n_items][n]
@@ -176,6 +179,7 @@ struct ExpertsActivationArgs {
     u32 activation; // Activation
     float limit;    // of CLAMPED_SWIGLU
 };
+// out = activation(gate) * up of each item, or activation(up).
 extern "C" __global__ void __launch_bounds__(256) experts_activation(const __grid_constant__ ExpertsActivationArgs a) {
     wait_for_input();
     let_next_start();
@@ -186,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_activation(const __gri
     a.out[(size_t)row * a.n + i] = v;
 }
 
+// Mirrored by `ExpertsSumArgs` of src/args/experts.rs.
 struct ExpertsSumArgs {
     const float* y;       // the experts' results, [n_tokens][n_used][n]
     const float* weights; // [n_tokens][n_used]

@@ -4,6 +4,7 @@
 #include "heads.cuh"
 #include "masks.cuh"
 
+// Mirrored by `GeneralAttentionArgs` of src/args.rs.
 struct GeneralAttentionArgs {
     const Token* tokens;                       // [n_tokens]
     Pages pages;                               // page tables of the layer's cache group
@@ -30,6 +31,7 @@ constexpr int LANES = 8;      // threads that share the score of a position
 constexpr int COLUMNS = 4;    // most columns of the values of a thread
 constexpr u32 TILE = THREADS; // positions that are processed at a time
 
+// One block: a head of a token, and a split of its positions.
 template <typename T> __device__ __forceinline__ void general_attention(const GeneralAttentionArgs& a, float* memory) {
     const u32 tid = threadIdx.x;
     const u32 head = blockIdx.x, split = blockIdx.y, token = blockIdx.z, kv = head / (a.n_head / a.n_kv_head);

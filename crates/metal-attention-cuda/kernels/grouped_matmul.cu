@@ -5,9 +5,12 @@
 #define TEMPLATES_ALONE
 #include "matmul.cu"
 
+// No item.
 constexpr u32 NONE = 0xffffffffu;
+// Most groups, which is the number of threads that sort.
 constexpr u32 MAX_GROUPS = 1024;
 
+// Mirrored by `SortArgs` of src/args/experts.rs.
 struct SortArgs {
     const u32* groups;     // of each item; null: item i has group i % n_groups
     u32 n_items, n_groups; // items and groups
@@ -60,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_co
     }
 }
 
+// Mirrored by `GatherArgs` of src/args/experts.rs.
 struct GatherArgs {
     const float* x;            // item i has the row that begins at element i / items_a_row * x_stride
     const u32* items;          // of each slot
@@ -79,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(128) gather(const __grid_constant__
     }
 }
 
+// Mirrored by `GroupedMatmulArgs` of src/args/experts.rs.
 struct GroupedMatmulArgs {
     Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
     u32 tile_bytes[2];    // bytes of a tile of rows

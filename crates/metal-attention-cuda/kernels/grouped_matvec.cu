@@ -3,6 +3,7 @@
 #define TEMPLATES_ALONE
 #include "matvec.cu"
 
+// Runs `matvec_part` for the layout of `first`, which is that of `second`, too.
 template <int TOKENS>
 __device__ __forceinline__ void of_format(const MatvecArgs& a, const Matrix& first, const Matrix& second) {
     switch (first.format) {
@@ -27,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) matvec_rows(const __
     of_format<4>(p, a.parts[0], a.parts[a.output == GATED ? 1 : 0]);
 }
 
+// Mirrored by `GroupedMatvecArgs` of src/args/experts.rs.
 struct GroupedMatvecArgs {
     Matrix matrices[2];   // of all groups, the rows of each padded to whole tiles; `n_rows`: of one group
     u32 tile_bytes[2];    // bytes of a tile of rows

@@ -4,6 +4,7 @@
 // Split-KV: blocks share the positions of a token, and `latent_merge` merges their partial results.
 #include "heads.cuh"
 
+// Mirrored by `LatentInputsArgs` of src/args/latent.rs.
 struct LatentInputsArgs {
     const Token* tokens;                // [n_tokens]
     Pages pages;                        // page tables of the layer's cache group
@@ -21,6 +22,7 @@ struct LatentInputsArgs {
     u32 length, offset;                 // of that growth
 };
 
+// Pair `pair` of a vector, rotated by RoPE at position `pos`.
 __device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float* v, u32 pos, u32 pair) {
     const u32 i = a.rotation == HALVES ? pair : 2 * pair, j = a.rotation == HALVES ? pair + a.n_shared / 2 : 2 * pair + 1;
     const float x = v[i], y = v[j];
@@ -66,6 +68,7 @@ template <typename T> __device__ __forceinline__ void latent_inputs(const Latent
 extern "C" __global__ void __launch_bounds__(128) latent_inputs_f16(const __grid_constant__ LatentInputsArgs a) { latent_inputs<half>(a); }
 extern "C" __global__ void __launch_bounds__(128) latent_inputs_f32(const __grid_constant__ LatentInputsArgs a) { latent_inputs<float>(a); }
 
+// Mirrored by `LatentAttentionArgs` of src/args/latent.rs.
 struct LatentAttentionArgs {
     const Token* tokens;                  // [n_tokens]
     Pages pages;                          // page tables of the layer's cache group
@@ -81,6 +84,7 @@ constexpr int HEADS = 8;
 constexpr int POSITIONS = 32;
 constexpr int PAIRS = 8;
 
+// Two consecutive elements as F32.
 __device__ __forceinline__ float2 pair_at(const half* p) { return __half22float2(*(const half2*)p); }
 __device__ __forceinline__ float2 pair_at(const float* p) { return *(const float2*)p; }
 

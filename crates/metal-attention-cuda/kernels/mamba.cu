@@ -2,6 +2,7 @@
 // h = exp(dt A) h + dt B x; y = (C h + D x) silu(z). The scan has one head, whose values are the channels.
 #include "recurrence.cuh"
 
+// Mirrored by `SelectArgs` of src/args/recurrent.rs.
 struct SelectArgs {
     const float* chosen;     // the selection product, [token][n]
     float* dt;               // [token][rank]
@@ -27,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(96) mamba_select(const __grid_const
     for (u32 i = lane; i < n; i += 32) out[i] = weight ? x[i] * factor * weight[i] : x[i];
 }
 
+// Mirrored by `MambaArgs` of src/args/recurrent.rs.
 struct MambaArgs {
     Scan scan;            // one head, whose values are the channels
     const float* x;       // [token][channel], after the convolution

@@ -2,6 +2,7 @@
 // take the place of keys and queries, x that of values.
 #include "recurrence.cuh"
 
+// Mirrored by `Mamba2Args` of src/args/recurrent.rs.
 struct Mamba2Args {
     Scan scan;            // key_dim is d_state
     Rows x;               // [head][value]
@@ -79,6 +80,7 @@ template <int EACH_> struct Mamba2 {
 static_assert(PREPARE_LANES == 16, "a thread that prepares has a column");
 SCAN_KERNELS(mamba2, Mamba2, Mamba2Args)
 
+// Mirrored by `FusedMamba2Args` of src/args/recurrent.rs.
 struct FusedMamba2Args {
     Mamba2Args args;   // as for `scan`
     FusedDecode fused; // convolution and norm

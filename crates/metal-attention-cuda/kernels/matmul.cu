@@ -1,10 +1,14 @@
 // The GEMM without warpgroup instructions: Y = W X with packed F16 inputs (`packed_input`) and F32 sums. Each warp loads the
 // records of its own rows from memory to registers and converts codes to F16 there; inputs go through a ring in shared memory,
 // which all warps of a block share. Its templates are also used by matmul_few.cu, matmul_wide.cu and grouped_matmul.cu.
+//
+// A tile is 16 rows of a matrix, a panel 64 columns; a record has the codes and scales of one panel of a tile, or of four
+// (formats.cuh).
 #include "formats.cuh"
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 
+// Mirrored by `MatmulArgs` of src/args.rs.
 struct MatmulArgs {
     Matrix a;                    // the matrix; GATED: the gate
     Matrix b;                    // GATED: up
@@ -129,6 +133,7 @@ __device__ __forceinline__ void many_products(const MatmulArgs& a, const Matrix 
 
 // Defined by files that use the templates only.
 #ifndef TEMPLATES_ALONE
+// One block: 128 rows and 128 tokens. P and Q are the layouts of the two matrices.
 template <typename P, typename Q> __device__ __forceinline__ void matmul(const MatmulArgs& a, uint4* staged) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half_of = warp / 4;
     const bool gated = a.output == GATED;

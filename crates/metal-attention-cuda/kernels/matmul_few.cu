@@ -11,6 +11,7 @@
 constexpr int MAX_PARTS = 3;
 constexpr int WARPS = 8;
 
+// Mirrored by `MatmulFewArgs` of src/args.rs.
 struct MatmulFewArgs {
     Matrix parts[MAX_PARTS];     // one below the other; GATED: gate and up
     u32 n_parts;                 // matrices
@@ -100,6 +101,7 @@ struct BlockRows {
     // Tile `i` (0 or 1) of the warps in row `row` of the block; GATED: both are the same tile, of gate and up.
     __device__ __forceinline__ u32 tile(u32 row, u32 i) const { return first_tile + (gated ? row : 2 * row + i); }
 };
+// Finds the matrix and the tiles of a block of rows.
 __device__ __forceinline__ BlockRows rows_of(const MatmulFewArgs& a, u32 block) {
     const bool gated = a.output == GATED;
     u32 part = 0, before = 0;

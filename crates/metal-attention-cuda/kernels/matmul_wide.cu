@@ -10,6 +10,7 @@
 
 constexpr int MAX_PARTS = 3;
 
+// Mirrored by `MatmulWideArgs` of src/args.rs.
 struct MatmulWideArgs {
     Matrix parts[MAX_PARTS];     // one below the other; GATED: gate and up
     u32 n_parts;                 // matrices
@@ -35,6 +36,7 @@ SHARED_MEMORY(1024, unsigned char, wide_memory);
 constexpr int GROUPS = 2, WARPS_OF_GROUP = 4, MAX_SLOTS = 16;
 constexpr int RING_BYTES = 224 << 10; // bytes of all rings
 
+// Bytes of a record, and panels of a record, of a layout.
 __device__ __forceinline__ u32 record_bytes(u32 format) {
     u32 bytes = 0;
     WITH_FORMAT(format, bytes = Record<FORMAT>::BYTES);
@@ -71,6 +73,7 @@ struct RingPosition {
     }
 };
 
+// Waits until the mbarrier has completed the phase with this parity.
 __device__ __forceinline__ void wait_at(u64_t* barrier, u32 phase) {
     while (!barrier_try_wait(barrier, phase)) spin_pause();
 }

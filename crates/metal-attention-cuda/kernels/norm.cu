@@ -4,6 +4,7 @@
 
 enum NormKind : u32 { NONE = 0, RMS = 1, LAYER = 2 };
 
+// Mirrored by `NormArgs` of src/args.rs.
 struct NormArgs {
     const float* x;      // rows of n_in elements
     const float* weight; // [n_in]

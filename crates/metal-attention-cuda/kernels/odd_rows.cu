@@ -4,6 +4,7 @@
 
 enum Output : u32 { STORE = 0, ADD = 1, GATED = 2 };
 
+// Mirrored by `OddRowsArgs` of src/args.rs.
 struct OddRowsArgs {
     Matrix a;          // the matrix; GATED: the gate
     Matrix b;          // GATED: up
@@ -18,12 +19,14 @@ struct OddRowsArgs {
     u32 unused;
 };
 
+// The product of row `row` of a matrix with x.
 template <typename P> __device__ __forceinline__ float dot(const Matrix& m, u32 row, const float* x, u32 n_in) {
     float sum = 0.0f;
     for (u32 k = 0; k < n_in; k++) sum += element_of<P>(m, row, k) * x[k];
     return sum;
 }
 
+// One thread: one row of the matrix and one token.
 extern "C" __global__ void __launch_bounds__(128) odd_rows(const __grid_constant__ OddRowsArgs a) {
     wait_for_input();
     let_next_start();

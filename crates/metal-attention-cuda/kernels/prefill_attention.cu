@@ -5,11 +5,13 @@
 #include "masks.cuh"
 
 // Consecutive tokens of one sequence, which are consecutive in the micro-batch, too.
+// Mirrored by `QueryTileArgs` of src/args.rs.
 struct QueryTile {
     u32 token, n, seq, pos; // index of the first token, tokens, sequence, first position
     u32 last;               // the last position of the sequence in the micro-batch
 };
 
+// Mirrored by `PrefillArgs` of src/args.rs.
 struct PrefillArgs {
     const QueryTile* tiles;                       // [gridDim.x]
     Pages pages;                                  // page tables of the layer's cache group
@@ -36,6 +38,7 @@ __device__ __forceinline__ void cap_scores(float (&score)[8][4], float cap) {
         for (int i = 0; i < 4; i++) score[j][i] = capped(score[j][i], cap);
 }
 
+// One block: a query tile and a head of D elements. Each warp has 16 of the queries.
 template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
     constexpr int ROW = D + 8; // of a page's row in shared memory, so that rows begin in different banks
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;

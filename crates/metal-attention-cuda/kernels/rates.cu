@@ -1,6 +1,7 @@
 // Kernels that measure what a device can do at best (src/ceilings.rs): each does one thing over and over.
 #include "ptx.cuh"
 
+// Mirrored by `RateArgs` of src/args.rs.
 struct RateArgs {
     const uint4* from; // input
     uint4* to;         // result

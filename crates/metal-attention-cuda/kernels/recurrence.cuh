@@ -10,24 +10,29 @@
 #pragma once
 #include "common.cuh"
 
+// The runs of a micro-batch. Mirrored by `RunsArgs` of src/args/recurrent.rs.
 struct Runs {
     const uint4* runs;     // [n_runs]: first token, tokens, first segment, segments
     const uint4* segments; // [n_segments]: first token, tokens, slot to read, slot to write
 };
 
+// The recurrent states of a layer. Mirrored by `StatesArgs` of src/args/recurrent.rs.
 struct States {
     float* states; // of the layer, [slot][stride]
     u32 stride;    // elements of a slot
     u32 first;     // the first element of a slot that the kernel uses
 };
+// The address of the state in a slot.
 __device__ __forceinline__ float* slot_of(const States& s, u32 slot) { return s.states + (size_t)slot * s.stride + s.first; }
 
 // The columns from `first` on of the rows of a buffer, one row for each token.
+// Mirrored by `RowsArgs` of src/args/recurrent.rs.
 struct Rows {
     const float* rows; // [n_tokens][stride]
     u32 stride;        // elements of a row
     u32 first;         // the first element that is used
 };
+// The address of a token's columns.
 __device__ __forceinline__ const float* row_of(const Rows& r, u32 token) { return r.rows + (size_t)token * r.stride + r.first; }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -39,6 +44,7 @@ __device__ __forceinline__ float4 load_four(const float* from, u32 i, u32 n) {
     if (i + 4 <= n && (uintptr_t)from % 16 == 0) return *reinterpret_cast<const float4*>(from);
     return make_float4(i < n ? from[0] : 0.0f, i + 1 < n ? from[1] : 0.0f, i + 2 < n ? from[2] : 0.0f, i + 3 < n ? from[3] : 0.0f);
 }
+// Stores elements i to i + 3 of an array of n elements, which need not be aligned.
 __device__ __forceinline__ void store_four(float* to, u32 i, u32 n, float4 v) {
     to += i;
     if (i + 4 <= n && (uintptr_t)to % 16 == 0) {
@@ -50,11 +56,13 @@ __device__ __forceinline__ void store_four(float* to, u32 i, u32 n, float4 v) {
     if (i + 2 < n) to[2] = v.z;
     if (i + 3 < n) to[3] = v.w;
 }
+// sum + a b
 __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
 // The short convolution: each channel over its last n_tap tokens.
+// Mirrored by `ConvolutionArgs` of src/args/recurrent.rs.
 struct ConvolutionArgs {
     Runs runs;                        // of the micro-batch
     States states;                    // the last inputs, oldest first, [n_tap - 1][channels]
@@ -71,6 +79,7 @@ struct ConvolutionArgs {
 // Norm, gate and bonus of each group (head) of a token's row: gate * (norm(x) * weight + bias + bonus).
 enum Kind : u32 { NO_NORM = 0, RMS = 1, LAYER = 2 };
 enum Gate : u32 { NO_GATE = 0, AS_IT_IS = 1, SILU_OF_GATE = 2, SIGMOID_OF_GATE = 3 };
+// Mirrored by `GroupNormArgs` of src/args/recurrent.rs.
 struct GroupNormArgs {
     const float* x;            // [token][group][n]
     float* out;                // of the same shape, may be x
@@ -98,6 +107,7 @@ struct Begins {
 };
 
 // The arguments that every scan has.
+// Mirrored by `ScanArgs` of src/args/recurrent.rs.
 struct Scan {
     Runs runs;                      // of the micro-batch
     States states;                  // of the layer's heads, [head][value][key], the transpose of the papers' matrices
@@ -138,6 +148,7 @@ template <typename R> struct __align__(16) Prepared {
     float values[R::VALUES][columns_of_block<R>];
     float4 factors;
 };
+// Stores elements i to i + 3 of a vector of a prepared token.
 template <typename R> __device__ __forceinline__ void store_vector(Prepared<R>& t, int vector, u32 i, float4 v) {
     *reinterpret_cast<float4*>(&t.vectors[vector][i]) = v;
 }
@@ -148,6 +159,7 @@ template <typename R> struct Token {
     float4 factors;
 };
 
+// Loads the part of a prepared token that this thread reads.
 template <typename R> __device__ __forceinline__ void load_token(Token<R>& t, const Prepared<R>& from, int lane, int warp) {
 #pragma unroll
     for (int v = 0; v < R::VECTORS; v++)
@@ -210,6 +222,7 @@ struct Tile {
     u32 rest;     // tokens of the segment after these
     u32 segment;  // index of the segment
 };
+// The first tile of a segment, and the tile after `t`, in this or the next segment.
 __device__ __forceinline__ Tile first_tile(const Scan& w, u32 segment) {
     const uint4 of = w.runs.segments[segment];
     const u32 tokens = uniform(of.y), n = min(w.tile, tokens);
@@ -233,6 +246,7 @@ __device__ __forceinline__ void prepare_tile(const R& rule, Prepared<R>* to, con
     }
 }
 
+// The scan of one block: blockIdx.x selects a head and columns of its state, blockIdx.y a run.
 template <typename R> __device__ __forceinline__ void scan(const Scan& w, R rule) {
     SHARED_MEMORY(16, float4, walk_memory);
     float4* const begin = walk_memory;
@@ -320,11 +334,13 @@ template <typename R> __device__ __forceinline__ void scan(const Scan& w, R rule
 // head's result. A block has a whole head. The state and the convolution's last inputs do not depend on the previous launch, so
 // their loads start before `wait_for_input`. Each thread has the rows and columns that it has in `scan`, and computes the same,
 // so that the new state has the same bits.
+// Mirrored by `FusedDecodeArgs` of src/args/recurrent.rs.
 struct FusedDecode {
     ConvolutionArgs convolution; // with up to FUSED_TAPS taps
     GroupNormArgs norm;          // norm = NO_NORM: the result is stored as it is
     u32* tickets;                // counters [run][key head], zero between launches
 };
+// Most taps of the convolution.
 constexpr int FUSED_TAPS = 4;
 constexpr int FUSED_THREADS = 512;
 // Most channels of the convolution of a thread.

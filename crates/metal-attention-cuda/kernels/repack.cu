@@ -2,6 +2,7 @@
 // and super-block scales at column k of a row, as the GGUF specification lays them out.
 #include "formats.cuh"
 
+// Mirrored by `RepackArgs` of src/args.rs.
 struct RepackArgs {
     const unsigned char* raw;              // [n_rows][row_bytes]
     unsigned char* records;                // the first record of the rows' tiles

@@ -2,6 +2,7 @@
 // inputs, and several independent products of a single token in one launch.
 #include "recurrence.cuh"
 
+// Mirrored by `TokenShiftArgs` of src/args/recurrent.rs.
 struct TokenShiftArgs {
     Runs runs;                  // of the micro-batch
     States states;              // the last token's input, of each sequence
@@ -54,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(128) token_shift(const __grid_const
     }
 }
 
+// Mirrored by `Rwkv6Args` of src/args/recurrent.rs.
 struct Rwkv6Args {
     Scan scan;               // of the heads
     const float* r;          // [token][head][key]
@@ -122,6 +124,7 @@ template <int EACH_> struct Rwkv6 {
 };
 SCAN_KERNELS(rwkv6, Rwkv6, Rwkv6Args)
 
+// Mirrored by `Rwkv7InputsArgs` of src/args/recurrent.rs.
 struct Rwkv7InputsArgs {
     float* decay;            // [token][head][key]: in: before bias and function; out: the decay
     float* rate;             // in: before bias and function; out: the normalised key times the rate
@@ -168,6 +171,7 @@ extern "C" __global__ void __launch_bounds__(128) rwkv7_inputs(const __grid_cons
     }
 }
 
+// Mirrored by `Rwkv7Args` of src/args/recurrent.rs.
 struct Rwkv7Args {
     Scan scan;          // of the heads
     const float* r;     // [token][head][key], as are all
@@ -235,6 +239,7 @@ SCAN_KERNELS(rwkv7, Rwkv7, Rwkv7Args)
 
 // The function that is applied to an input first.
 enum InputFunction : u32 { AS_IT_LIES = 0, TANH_OF_INPUT = 1, SIGMOID_OF_INPUT = 2 };
+// One of several independent products. Mirrored by `SideProductArgs` of src/args/recurrent.rs.
 struct SideProduct {
     Matrix matrix;    // [n_out][n_in]
     const float* x;   // [n_in]
@@ -246,9 +251,11 @@ struct SideProduct {
 };
 constexpr u32 MAX_SIDE_PRODUCTS = 8;
 constexpr u32 MAX_CHANGED = 1024;
+// Mirrored by `SideProductsArgs` of src/args/recurrent.rs.
 struct SideProductsArgs {
     SideProduct products[MAX_SIDE_PRODUCTS]; // those after the last one have no blocks
 };
+// Each block belongs to one of the products, and computes some tiles of its rows.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const __grid_constant__ SideProductsArgs a) {
     __shared__ __align__(16) float changed[MAX_CHANGED];
     u32 at = 0, begin = 0;

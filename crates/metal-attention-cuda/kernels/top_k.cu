@@ -2,12 +2,14 @@
 // with the logit above one that falls with the id); all keys of a row differ, and key 0 is no logit.
 #include "rank.cuh"
 
+// Logits that are found, and threads of a block.
 constexpr int K = 128, THREADS = 256;
 // Logits of a thread, and the most keys that are sorted.
 constexpr int ITEMS = 16, LIST = 512;
 // Keys of other blocks that a thread loads at a time.
 constexpr u32 AHEAD = 16;
 
+// Mirrored by `TopKArgs` of src/args.rs.
 struct TopKArgs {
     const float* logits; // [n_rows][n_vocab]
     u64_t* lists;        // keys selected by each block, [n_rows][gridDim.x][THREADS]
@@ -17,6 +19,7 @@ struct TopKArgs {
     u32 chunk;           // logits of a block, at most THREADS * ITEMS
 };
 
+// The keys that a block has selected, in shared memory.
 struct Selected {
     u64_t keys[LIST];
     u32 n;
@@ -35,6 +38,7 @@ __device__ __forceinline__ u32 floor_of(u32 own_key) {
     return floor > 0 ? floor : 1;
 }
 
+// The sum of v over the threads of a block.
 __device__ __forceinline__ u32 sum_of_block(u32 v, Selected& s) {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);

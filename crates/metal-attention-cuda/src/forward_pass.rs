@@ -337,7 +337,7 @@ impl CudaForwardPass {
     /// tokens.
     ///
     /// On an error all tokens of the batch are taken back from the page tables, and its sequences have their previous recurrent
-    /// states again: these are held from `begin` on, and kernels write new states to other slots. `results` may have been called
+    /// states again: these are held from `begin` on, and no kernel overwrites a held state. `results` may have been called
     /// for earlier micro-batches.
     fn evaluate(
         &mut self,
