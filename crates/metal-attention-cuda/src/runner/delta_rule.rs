@@ -105,6 +105,6 @@ impl ModelRunner {
             self.group_norm(batch, &norm)?;
         }
         let input = self.rows_input(batch, heads, values, None)?;
-        Ok(SublayerOutput::Product { label: "delta kernel output", linear: &w.out, input })
+        Ok(SublayerOutput::Product { label: "delta rule output", linear: &w.out, input })
     }
 }
