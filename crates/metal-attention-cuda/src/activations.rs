@@ -23,7 +23,9 @@ pub(crate) const ARGMAX_BLOCKS: usize = 128;
 /// The largest widths over all layers of a model, in elements of one token unless stated otherwise.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Widths {
+    /// The residual stream.
     n_embd: usize,
+    /// The logits.
     n_vocab: usize,
     /// Queries (with their gates), keys and values.
     qkv: usize,

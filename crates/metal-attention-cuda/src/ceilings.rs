@@ -33,7 +33,9 @@ const MMA_A_STEP: usize = 8 * 16 * 16 * 8;
 /// Measures a device by the host's clock. Rates are the best of a few measurements, which take about `time` together.
 #[derive(Debug)]
 pub struct CudaCeilings {
+    /// The device that is measured.
     gpu: Arc<CudaDevice>,
+    /// The approximate time of one measurement.
     time: Duration,
 }
 

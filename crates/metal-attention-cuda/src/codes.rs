@@ -30,7 +30,9 @@ pub(crate) const PANEL_BYTES_WITH_MINS: usize = PANEL_BYTES + SCALE_BYTES;
 /// to 127.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ScaleGroup {
+    /// The factor on a code.
     scale: f32,
+    /// Subtracted from the product.
     min: f32,
 }
 

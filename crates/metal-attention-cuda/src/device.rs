@@ -196,12 +196,19 @@ pub(crate) fn check(what: &'static str, outcome: CUresult) -> Result<(), CudaErr
 /// An open GPU: its context, one stream, and the loaded kernels.
 #[derive(Debug)]
 pub struct CudaDevice {
+    /// The driver's handle of the GPU.
     device: CUdevice,
+    /// The GPU's primary context.
     context: CUcontext,
+    /// The stream of all launches and copies.
     stream: CUstream,
+    /// The loaded kernels.
     modules: Vec<CUmodule>,
+    /// The properties of the GPU.
     summary: CudaSummary,
+    /// Cancels work and reports its progress.
     watch: Watch,
+    /// Bytes of all buffers.
     allocated: AtomicU64,
 }
 
@@ -440,8 +447,11 @@ impl Kernels {
 /// A buffer in device memory. It is freed once the stream is idle.
 #[derive(Debug)]
 pub(crate) struct CudaBuffer {
+    /// The GPU, which stays open as long as the buffer exists.
     device: Arc<CudaDevice>,
+    /// The device address.
     ptr: u64,
+    /// The size in bytes.
     bytes: u64,
 }
 
@@ -497,8 +507,11 @@ impl CudaBuffer {
 /// Page-locked host memory, which the device can write to directly.
 #[derive(Debug)]
 pub(crate) struct Pinned {
+    /// The GPU, which stays open as long as the memory exists.
     device: Arc<CudaDevice>,
+    /// The address.
     ptr: *mut c_void,
+    /// The size in bytes.
     bytes: usize,
 }
 
@@ -538,7 +551,9 @@ impl Pinned {
 /// Pinned host memory for results, with an event that tells when they have arrived.
 #[derive(Debug)]
 pub(crate) struct Readback {
+    /// The memory that results are copied to.
     memory: Pinned,
+    /// Recorded behind the last copy.
     written: CUevent,
 }
 

@@ -53,8 +53,11 @@ const WAKE_PRODUCTS: usize = 16;
 pub struct CudaForwardPass {
     /// The model; under tensor parallelism, this rank's shard of it.
     pub(crate) spec: ModelSpec,
+    /// The KV cache and the page tables.
     pub(crate) cache: CudaKvCache,
+    /// The recurrent states.
     pub(crate) recurrent: CudaRecurrentStates,
+    /// Launches kernels; has the device, the weights and the buffers.
     pub(crate) runner: ModelRunner,
     /// The persistent decode kernel, where it supports the model and the device.
     decode: Option<Decode>,
@@ -69,8 +72,11 @@ pub struct CudaForwardPass {
     pub(crate) blocks: Option<Readback>,
     /// Logits of the last batch, `[n_outputs, n_vocab]`.
     logits: Vec<f32>,
+    /// Bytes allocated on the GPU.
     memory: MemoryUse,
+    /// Positions of a sequence, at most.
     n_ctx: usize,
+    /// Collects kernel times, while a profile is recorded.
     profiler: Option<Profiler>,
 }
 

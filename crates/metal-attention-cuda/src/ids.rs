@@ -24,6 +24,7 @@ const POLLS: usize = 200;
 /// Ids of recent steps, `[n_rows, STEPS]` words.
 #[derive(Debug)]
 pub(crate) struct ChosenIds {
+    /// The words, in pinned host memory.
     words: Pinned,
     /// Rows: the most sequences of a decode step.
     n_rows: usize,

@@ -30,7 +30,9 @@ pub(crate) struct CudaKvCache {
     uploaded: Vec<Vec<u32>>,
     /// Pages of the longest possible sequence.
     max_pages: usize,
+    /// Sequences that the cache holds.
     n_seq: usize,
+    /// Element type of keys and values.
     pub(crate) cache_type: CacheType,
 }
 

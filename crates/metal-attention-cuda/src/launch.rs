@@ -11,12 +11,14 @@ use cudarc::driver::sys::{
 use crate::CudaError;
 use crate::device::{CudaDevice, Kernel, check};
 
-/// The size of a launch: blocks in three dimensions, threads of each block (one dimension), and bytes of dynamic shared memory
-/// of each block.
+/// The size of a launch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaunchGrid {
+    /// Blocks in each dimension of the grid.
     pub(crate) blocks: [usize; 3],
+    /// Threads of a block, in one dimension.
     pub(crate) threads: usize,
+    /// Bytes of dynamic shared memory of a block.
     pub(crate) shared: usize,
 }
 
@@ -105,7 +107,9 @@ impl CudaDevice {
 /// A CUDA graph: launches that were recorded once and are submitted together. Their arguments are those of the recording.
 #[derive(Debug)]
 pub(crate) struct CudaGraph {
+    /// The GPU that it was recorded for.
     device: Arc<CudaDevice>,
+    /// The executable graph.
     exec: CUgraphExec,
 }
 

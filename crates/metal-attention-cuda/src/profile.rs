@@ -15,7 +15,9 @@ without a profile kernels are sent together and overlap";
 /// Kernels with the events before and after each, in launch order.
 #[derive(Debug)]
 pub(crate) struct Timers {
+    /// The stream of the kernels.
     stream: CUstream,
+    /// Each kernel's name with its label, and the events before and after it.
     runs: Vec<(String, [CUevent; 2])>,
 }
 

@@ -83,9 +83,11 @@ pub(crate) struct MicroBatchSize {
 
 /// The device, the weights and the buffers that kernels are launched with.
 pub(crate) struct ModelRunner {
+    /// The device.
     pub(crate) gpu: Arc<CudaDevice>,
     /// Kernel handles, looked up at their first launch.
     pub(crate) kernels: Kernels,
+    /// The weights of the model, or of this rank's shard.
     pub(crate) weights: CudaWeights,
     /// Buffers of the intermediate results.
     pub(crate) buffers: Activations,
@@ -106,9 +108,13 @@ pub(crate) struct ModelRunner {
 /// The micro-batch that is evaluated, with the model and the caches it reads and writes.
 #[derive(Clone, Copy)]
 pub(crate) struct MicroBatch<'a> {
+    /// The model, or this rank's shard of it.
     pub(crate) spec: &'a ModelSpec,
+    /// The KV cache, with the page tables of the sequences.
     pub(crate) cache: &'a CudaKvCache,
+    /// The recurrent states, with the runs of the micro-batch.
     pub(crate) recurrent: &'a CudaRecurrentStates,
+    /// The sizes.
     pub(crate) size: MicroBatchSize,
 }
 

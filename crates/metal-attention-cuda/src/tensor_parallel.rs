@@ -37,7 +37,9 @@ pub struct TensorParallelPass {
     ended: Arc<Ended>,
     /// Leases of the devices of all ranks, by ordinal.
     leases: Arc<[DeviceLease]>,
+    /// Bytes allocated on all GPUs together.
     memory: MemoryUse,
+    /// The parts of the model that are sharded.
     plan: Arc<ShardingPlan>,
 }
 
@@ -52,7 +54,9 @@ static LAST_USERS: Mutex<BTreeMap<usize, LastUser>> = Mutex::new(BTreeMap::new()
 
 /// One rank's GPU and the record of its last user.
 struct DeviceLease {
+    /// The GPU, as this model has opened it.
     gpu: Arc<CudaDevice>,
+    /// The last user of the GPU, shared by all models; locked while the lease is held.
     last: LastUser,
 }
 
@@ -104,6 +108,7 @@ struct RankWorker {
     commands: Option<Sender<(RankCommand, Arc<[BatchToken]>)>>,
     /// One result of each command.
     results: Receiver<RankResult>,
+    /// The thread; joined when the worker is dropped.
     thread: Option<JoinHandle<()>>,
 }
 

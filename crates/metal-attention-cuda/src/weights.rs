@@ -175,7 +175,9 @@ pub(crate) enum CudaFeedForward {
 
 /// Uploads weights, and keeps what several layers share.
 pub(crate) struct Loader<'a> {
+    /// The device.
     gpu: &'a Arc<CudaDevice>,
+    /// The repacking kernels.
     kernels: Kernels,
     /// The RoPE cos/sin tables by their parameters.
     ropes: Vec<(Rope, CudaBuffer)>,

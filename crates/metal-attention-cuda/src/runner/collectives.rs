@@ -11,7 +11,7 @@ use crate::args::{AllGatherArgs, AllReduceArgs, MAX_RANKS};
 use crate::exchange::{CHUNK, Exchange};
 use crate::launch::LaunchGrid;
 
-/// Threads of a block of the other collectives.
+/// Threads of a block of the collectives that are not sliced.
 const THREADS: usize = 256;
 /// Threads of a block of a sliced all-reduce, as `exchange.cu` has them.
 const SLICE_THREADS: usize = 512;

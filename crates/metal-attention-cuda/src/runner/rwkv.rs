@@ -49,30 +49,43 @@ const MAX_CHANGED: usize = 1024;
 
 /// One of several independent products of a single token in one launch.
 struct SideProduct<'w> {
+    /// The matrix and its bias.
     linear: &'w CudaLinear,
+    /// Address of the input row.
     x: u64,
+    /// Address of the result.
     y: u64,
+    /// The function on the input.
     function: InputFunction,
 }
 
 /// A low-rank product `up(function(down(x)))`.
 struct LowRank<'w> {
+    /// The two matrices.
     weights: &'w CudaLowRank,
     /// The function on the inner row.
     function: Option<ElementwiseFunction>,
+    /// Address of the input rows.
     x: u64,
+    /// Address of the inner rows.
     middle: u64,
+    /// Address of the result.
     y: u64,
 }
 
 /// A token shift: `n_mix` interpolations between each token's normalised input and that of the token before it.
 struct TokenShift {
+    /// The previous inputs.
     states: StatesArgs,
+    /// Address of the interpolation weights, `[n_mix, width]`.
     lerps: u64,
     /// Address of what is added to the interpolation weights of each token; 0: nothing.
     offsets: u64,
+    /// Address of the result, `[n_mix, n_tokens, width]`.
     out: u64,
+    /// Elements of a row.
     width: usize,
+    /// Interpolations.
     n_mix: usize,
     /// Whether to store the last token's input as the state; false if another shift of the layer reads the old one.
     advance: bool,
