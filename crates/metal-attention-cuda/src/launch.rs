@@ -28,7 +28,7 @@ pub(crate) enum LaunchOrder {
     /// After the previous kernel has ended.
     AfterPrevious,
     /// While the previous kernel ends (programmatic dependent launch), from compute capability 9.0 on; else as `AfterPrevious`.
-    /// The kernel itself waits for the previous one's results (`wait_for_input` in `common.cuh`).
+    /// The kernel itself waits for the previous one's results (`wait_for_input` in `ptx.cuh`).
     Overlapped,
     /// After the previous kernel, and all blocks at the same time (cooperative launch), for kernels whose blocks wait for each
     /// other. The launch fails if they do not fit on the device.
