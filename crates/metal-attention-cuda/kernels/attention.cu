@@ -74,9 +74,9 @@ template <typename T> __device__ __forceinline__ void append(const AttentionArgs
 
 // Copies a page's keys or values to shared memory, to rows `row` elements apart.
 template <typename T> __device__ __forceinline__ void copy_page(T* to, const T* from, int dim, int row) {
-    const int each = 16 / sizeof(T), n = PAGE * dim / each;
+    const int per_vector = 16 / sizeof(T), n = PAGE * dim / per_vector;
     for (int i = threadIdx.x; i < n; i += THREADS) {
-        const int at = i * each;
+        const int at = i * per_vector;
         copy16(to + at / dim * row + at % dim, from + at);
     }
     commit_copies();
@@ -105,10 +105,10 @@ template <u32 FEW> __device__ __forceinline__ SplitRange split_range(const Atten
     SplitRange s;
     s.begin = first_seen(a.mask, a.reach, pos);
     const u32 first_page = s.begin / PAGE, n_pages = pos / PAGE + 1 - first_page;
-    const u32 each = FEW > 1 && n_pages <= FEW ? n_pages : (n_pages + a.n_splits - 1) / a.n_splits;
-    s.n_splits = (n_pages + each - 1) / each;
-    s.first_page = first_page + split * each;
-    s.end_page = min(s.first_page + each, first_page + n_pages);
+    const u32 pages_per_split = FEW > 1 && n_pages <= FEW ? n_pages : (n_pages + a.n_splits - 1) / a.n_splits;
+    s.n_splits = (n_pages + pages_per_split - 1) / pages_per_split;
+    s.first_page = first_page + split * pages_per_split;
+    s.end_page = min(s.first_page + pages_per_split, first_page + n_pages);
     return s;
 }
 
@@ -289,10 +289,10 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
         if (p + 1 < last_page) copy_page(keys, (const T*)a.k_cache + next_page, dim, page_row);
         for (int h = warp; h < (int)n_heads; h += THREADS / 32) {
             const float x = scores[h * PAGE + lane], y = scores[h * PAGE + 32 + lane];
-            const float before = running[h], max_score = fmaxf(before, warp_max(fmaxf(x, y)));
+            const float previous_max = running[h], max_score = fmaxf(previous_max, warp_max(fmaxf(x, y)));
             // A page with no visible position changes nothing.
             const float px = max_score == -INFINITY ? 0.0f : __expf(x - max_score), py = max_score == -INFINITY ? 0.0f : __expf(y - max_score);
-            const float factor = max_score == -INFINITY ? 1.0f : __expf(before - max_score);
+            const float factor = max_score == -INFINITY ? 1.0f : __expf(previous_max - max_score);
             const float sum = warp_sum(px + py);
             scores[h * PAGE + lane] = px;
             scores[h * PAGE + 32 + lane] = py;
@@ -338,8 +338,8 @@ template <typename T, int GROUP, bool APPENDED> __device__ __forceinline__ void 
         const int h = i / columns, d = i % columns * 2;
         float2 v = make_float2(0.0f, 0.0f);
         for (int of_group = 0; of_group < groups; of_group++) {
-            const float2 more = *(const float2*)(joined + (h * groups + of_group) * dim + d);
-            v.x += more.x, v.y += more.y;
+            const float2 partial = *(const float2*)(joined + (h * groups + of_group) * dim + d);
+            v.x += partial.x, v.y += partial.y;
         }
         write_split(a, token, head + h, split, n_splits, d, v, running[h], running[GROUP + h]);
     }

@@ -71,8 +71,8 @@ template <typename T> __device__ __forceinline__ void attention_inputs(const Att
         if (a.value_eps >= 0.0f) norm_head(v, nullptr, a.value_eps, dim, lane);
     } else {
         const HeadInputs& in = a.inputs;
-        const bool of_row = in.norm == NORM_OF_ROW, own = of_row || in.norm == NORM_OF_EACH_HEAD;
-        auto part = [&](const float* p) { return p ? p + (own ? (size_t)head * dim : 0) : nullptr; };
+        const bool of_row = in.norm == NORM_OF_ROW, per_head_weights = of_row || in.norm == NORM_OF_EACH_HEAD;
+        auto part = [&](const float* p) { return p ? p + (per_head_weights ? (size_t)head * dim : 0) : nullptr; };
         const float* weight = in.norm == NORM_UNWEIGHTED ? nullptr : part(is_query ? in.q_norm : in.k_norm);
         const float* bias = part(is_query ? a.q_bias : a.k_bias);
         const u32 n = of_row ? (is_query ? a.n_head : a.n_kv_head) * dim : dim;

@@ -6,21 +6,21 @@
 
 // Positions of a warp in each page; warps and query heads of a block; pages in flight.
 constexpr int POSITIONS = 16, WARPS = THREADS / 32, HEADS = 8, STAGES = 2;
-static_assert(WARPS * POSITIONS == PAGE, "a page a turn");
+static_assert(WARPS * POSITIONS == PAGE, "a page for all warps together");
 
 // Splits two floats within the range of F16 into their F16 values `hi`, and the remainders times 2048 `lo`.
 __device__ __forceinline__ void split_f32(float x, float y, u32& hi, u32& lo) {
-    const half2 of = __floats2half2_rn(x, y);
-    hi = bits(of), lo = bits(__floats2half2_rn((x - __low2float(of)) * 2048.0f, (y - __high2float(of)) * 2048.0f));
+    const half2 rounded = __floats2half2_rn(x, y);
+    hi = bits(rounded), lo = bits(__floats2half2_rn((x - __low2float(rounded)) * 2048.0f, (y - __high2float(rounded)) * 2048.0f));
 }
 
 // Heads of up to 64 C elements.
 template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(const AttentionArgs& a, half* memory) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, dim = a.head_dim, row = dim + 8;
     const u32 kv = blockIdx.x / a.n_chunks, chunk = blockIdx.x % a.n_chunks, split = blockIdx.y, token = blockIdx.z;
-    const u32 heads_per_kv = a.n_head / a.n_kv_head, each = (heads_per_kv + a.n_chunks - 1) / a.n_chunks;
-    if (chunk * each >= heads_per_kv) return;
-    const u32 head = kv * heads_per_kv + chunk * each, n_heads = min(each, heads_per_kv - chunk * each);
+    const u32 heads_per_kv = a.n_head / a.n_kv_head, heads_per_block = (heads_per_kv + a.n_chunks - 1) / a.n_chunks;
+    if (chunk * heads_per_block >= heads_per_kv) return;
+    const u32 head = kv * heads_per_kv + chunk * heads_per_block, n_heads = min(heads_per_block, heads_per_kv - chunk * heads_per_block);
     // Otherwise tokens and pages are from an earlier launch than the previous one, as are all keys and values but the token's
     // own.
     if (APPENDED) wait_for_input();
@@ -29,7 +29,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     if (split >= range.n_splits) return;
     const bool has_new = !APPENDED && split == range.n_splits - 1;
 
-    half* mine = memory + warp * STAGES * 2 * POSITIONS * row;                // of this warp, [STAGES][keys, values][POSITIONS][row]
+    half* warp_memory = memory + warp * STAGES * 2 * POSITIONS * row;                // of this warp, [STAGES][keys, values][POSITIONS][row]
     float* q = (float*)(memory + WARPS * STAGES * 2 * POSITIONS * row);       // [HEADS][dim]
     float* new_kv = q + HEADS * dim;                                             // the token's new key, then its new value
     float* factors = new_kv + 2 * dim;                                           // [HEADS][32]
@@ -43,7 +43,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     const u32 end = info.pos + (has_new ? 0 : 1);
     auto fetch = [&](u32 p) {
         if (p < range.end_page) {
-            half* to = mine + p % STAGES * 2 * POSITIONS * row;
+            half* to = warp_memory + p % STAGES * 2 * POSITIONS * row;
             const size_t at = (((size_t)pages[p] * a.n_kv_head + kv) * PAGE + first) * dim;
             const int vectors = dim / 8;
             for (int i = lane; i < POSITIONS * vectors; i += 32) {
@@ -94,7 +94,7 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
     for (u32 p = range.first_page; p < range.end_page; p++) {
         wait_for_copies<STAGES - 1>();
         __syncwarp();
-        half *keys = mine + p % STAGES * 2 * POSITIONS * row, *values = keys + POSITIONS * row;
+        half *keys = warp_memory + p % STAGES * 2 * POSITIONS * row, *values = keys + POSITIONS * row;
         const u32 pos = p * PAGE + first;
         if (pos <= info.pos && pos + POSITIONS > range.begin) {
             if (has_new && info.pos - pos < POSITIONS) {
@@ -181,8 +181,8 @@ template <int C, bool APPENDED> __device__ __forceinline__ void attend_on_units(
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             const float factor = above == -INFINITY ? 0.0f : __expf(warp_max_scores[w][h] - above);
-            const float2 more = *(const float2*)(joined + (w * HEADS + h) * dim + d);
-            v.x += factor * more.x, v.y += factor * more.y, all += factor * warp_sums[w][h];
+            const float2 partial = *(const float2*)(joined + (w * HEADS + h) * dim + d);
+            v.x += factor * partial.x, v.y += factor * partial.y, all += factor * warp_sums[w][h];
         }
         write_split(a, token, head + h, split, range.n_splits, d, v, above, all);
     }

@@ -71,7 +71,7 @@ template <int EACH_, bool CHANNELS> struct AnyDeltaRule {
             for (int e = 0; e < EACH / 4; e++) of_q[e] = load_four(decays, 4 * (lane + LANES * e), key_dim);
 #pragma unroll
             for (int e = 0; e < EACH / 4; e++) of_k[e] = load_four(biases, 4 * (lane + LANES * e), key_dim);
-            auto decay = [&](float of, float bias) { return expf(rate * softplus(of + bias)); };
+            auto decay = [&](float x, float bias) { return expf(rate * softplus(x + bias)); };
 #pragma unroll
             for (int e = 0; e < EACH / 4; e++) {
                 const float4 d = of_q[e], b = of_k[e];

@@ -85,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     u64_t best = 0;
 #pragma unroll 4
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n_vocab; i += gridDim.x * blockDim.x) {
-        const u64_t of = rank_of(logits[i], i);
-        best = of > best ? of : best;
+        const u64_t key = rank_of(logits[i], i);
+        best = key > best ? key : best;
     }
     best = largest_of_block(best, scratch);
     if (threadIdx.x == 0) {
@@ -100,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const __grid_constant__
     __threadfence();
     best = 0;
     for (u32 i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
-        const u64_t of = __ldcg((const unsigned long long*)a.best + row * gridDim.x + i);
-        best = of > best ? of : best;
+        const u64_t key = __ldcg((const unsigned long long*)a.best + row * gridDim.x + i);
+        best = key > best ? key : best;
     }
     best = largest_of_block(best, scratch);
     if (threadIdx.x == 0) {

@@ -133,17 +133,17 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 2) route_alone(const
     __syncthreads();
     // The place of an expert is the number of better ones; on ties the lower index is better.
     for (u32 i = tid; i < n_expert; i += ROUTE_THREADS) {
-        const float own = c.choice[i];
+        const float score = c.choice[i];
         u32 place = 0, j = 0;
         if (n_expert % 4 == 0) {
 #pragma unroll 4
             for (; j < n_expert; j += 4) {
                 const float4 four = *(const float4*)(c.choice + j);
-                place += (four.x > own || four.x == own && j < i) + (four.y > own || four.y == own && j + 1 < i);
-                place += (four.z > own || four.z == own && j + 2 < i) + (four.w > own || four.w == own && j + 3 < i);
+                place += (four.x > score || four.x == score && j < i) + (four.y > score || four.y == score && j + 1 < i);
+                place += (four.z > score || four.z == score && j + 2 < i) + (four.w > score || four.w == score && j + 3 < i);
             }
         }
-        for (; j < n_expert; j++) place += c.choice[j] > own || c.choice[j] == own && j < i;
+        for (; j < n_expert; j++) place += c.choice[j] > score || c.choice[j] == score && j < i;
         if (place < a.route.n_used) {
             chosen[place] = i;
             weights[place] = c.scores[i];

@@ -42,10 +42,10 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_group(const __grid_co
     __syncthreads();
     // Inclusive prefix sums over the groups.
     for (u32 d = 1; d < MAX_GROUPS; d *= 2) {
-        const u32 more[2] = {tid >= d ? slots[tid - d] : 0, tid >= d ? works[tid - d] : 0};
+        const u32 added[2] = {tid >= d ? slots[tid - d] : 0, tid >= d ? works[tid - d] : 0};
         __syncthreads();
-        slots[tid] += more[0];
-        works[tid] += more[1];
+        slots[tid] += added[0];
+        works[tid] += added[1];
         __syncthreads();
     }
     const u32 first = slots[tid] - tiles, first_work = works[tid] - n_work;

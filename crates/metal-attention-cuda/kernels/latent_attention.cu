@@ -27,8 +27,8 @@ __device__ __forceinline__ float2 turned(const LatentInputsArgs& a, const float*
     const u32 i = a.rotation == HALVES ? pair : 2 * pair, j = a.rotation == HALVES ? pair + a.n_shared / 2 : 2 * pair + 1;
     const float x = v[i], y = v[j];
     if (a.rotation == NO_ROPE) return make_float2(x, y);
-    const float2 turn = a.rope[(size_t)pos * (a.n_shared / 2) + pair];
-    return make_float2(x * turn.x - y * turn.y, x * turn.y + y * turn.x);
+    const float2 cos_sin = a.rope[(size_t)pos * (a.n_shared / 2) + pair];
+    return make_float2(x * cos_sin.x - y * cos_sin.y, x * cos_sin.y + y * cos_sin.x);
 }
 
 // Norm and RoPE; appends to the cache. Block 0 of a token takes its compressed row, block 1 + h the query of head h.
@@ -109,8 +109,8 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
     for (u32 i = lane; i < n_vectors * VECTOR; i += 32) q[i] = in_range && i < key_dim ? a.queries[row * key_dim + i] : 0.0f;
 
     const u32 n_blocks = (token.pos + POSITIONS) / POSITIONS; // of positions 0..=pos
-    const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
-    const u32 first = blockIdx.y * each, end = min(first + each, n_blocks);
+    const u32 blocks_per_split = (n_blocks + a.n_splits - 1) / a.n_splits;
+    const u32 first = blockIdx.y * blocks_per_split, end = min(first + blocks_per_split, n_blocks);
     float max_score = -INFINITY, sum = 0.0f;
     float2 acc[PAIRS] = {};
     for (u32 block = first; block < end; block++) {
@@ -139,20 +139,20 @@ template <typename T> __device__ __forceinline__ void latent_attention(const Lat
             for (u32 i = 0; i < VECTOR; i++) score += q[v * VECTOR + i] * to_float(k[i]);
         }
         if (lane >= (int)n) score = -INFINITY;
-        const float before = max_score;
+        const float previous_max = max_score;
         max_score = fmaxf(max_score, warp_max(score));
-        const float shrink = expf(before - max_score), weight = expf(score - max_score);
+        const float shrink = expf(previous_max - max_score), weight = expf(score - max_score);
         sum = sum * shrink + warp_sum(weight);
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) acc[i].x *= shrink, acc[i].y *= shrink;
         for (u32 p = 0; p < n; p++) {
-            const float of = __shfl_sync(~0u, weight, p);
+            const float weight_of_p = __shfl_sync(~0u, weight, p);
 #pragma unroll
             for (int i = 0; i < PAIRS; i++) {
                 const u32 e = 2 * (lane + 32 * i);
                 if (e >= a.rank) continue;
                 const float2 value = pair_at(keys + p * stride + e);
-                acc[i].x += of * value.x, acc[i].y += of * value.y;
+                acc[i].x += weight_of_p * value.x, acc[i].y += weight_of_p * value.y;
             }
         }
     }

@@ -78,9 +78,9 @@ template <int EACH_> struct Mamba {
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
             const int at = c * PREPARE_LANES + lane;
-            const float own = softplus(dt[c]), gate = z[c] * sigmoid(z[c]);
-            t.values[0][at] = own;
-            t.values[1][at] = own * x[c];
+            const float step_size = softplus(dt[c]), gate = z[c] * sigmoid(z[c]);
+            t.values[0][at] = step_size;
+            t.values[1][at] = step_size * x[c];
             t.values[2][at] = gate;
             t.values[3][at] = gate * (d[c] * x[c]);
         }

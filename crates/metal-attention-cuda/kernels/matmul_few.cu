@@ -54,11 +54,11 @@ __device__ __forceinline__ void few_products(const MatmulFewArgs& a, const WarpW
     const unsigned char *row_a = work.a + (size_t)work.tile_a * row_bytes, *row_b = work.b + (size_t)work.tile_b * row_bytes;
     // Past the last panel the last one is loaded again, and not used.
     const u32 last = work.end - 1;
-    auto load = [&](P (&of)[2], u32 panel) {
+    auto load = [&](P (&to)[2], u32 panel) {
         panel = min(panel, last);
         const u32 at = panel / Of::PANELS * Of::BYTES;
-        of[0].template read<FromMemory>(Place<FORMAT>(row_a + at, panel % Of::PANELS), lane);
-        of[1].template read<FromMemory>(Place<FORMAT>(row_b + at, panel % Of::PANELS), lane);
+        to[0].template read<FromMemory>(Place<FORMAT>(row_a + at, panel % Of::PANELS), lane);
+        to[1].template read<FromMemory>(Place<FORMAT>(row_b + at, panel % Of::PANELS), lane);
     };
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) load(p[d], work.first + d * work.step);
@@ -104,17 +104,17 @@ struct BlockRows {
 // Finds the matrix and the tiles of a block of rows.
 __device__ __forceinline__ BlockRows rows_of(const MatmulFewArgs& a, u32 block) {
     const bool gated = a.output == GATED;
-    u32 part = 0, before = 0;
-    while (!gated && part + 1 < a.n_parts && block >= a.blocks[part]) before = a.blocks[part++];
+    u32 part = 0, first_block = 0;
+    while (!gated && part + 1 < a.n_parts && block >= a.blocks[part]) first_block = a.blocks[part++];
     const u32 n_tiles = (a.parts[part].n_rows + 15) / 16;
-    return {a.parts[part], (block - before) * (WARPS / a.warps_a_tile) * (gated ? 1 : 2), n_tiles, gated};
+    return {a.parts[part], (block - first_block) * (WARPS / a.warps_a_tile) * (gated ? 1 : 2), n_tiles, gated};
 }
 
 // Computes the sums of a warp and stores them to shared memory: [warp of panels][row of warps][2][N][lane].
 template <int N> __device__ __forceinline__ void sum_up(const MatmulFewArgs& a, u32 warp, int lane) {
     const BlockRows rows = rows_of(a, blockIdx.x);
     const u32 panel_warps = a.warps_a_tile, row = warp / panel_warps;
-    const u32 n_panels = rows.m.n_panels, each = (n_panels + a.n_splits - 1) / a.n_splits;
+    const u32 n_panels = rows.m.n_panels, panels_per_split = (n_panels + a.n_splits - 1) / a.n_splits;
     float4* to = few_memory + ((warp % panel_warps) * (WARPS / panel_warps) + row) * 2 * N * 32 + lane;
     // Gate and up of different layouts are computed one after the other, each in place of both.
     const u32 formats[2] = {rows.m.format, rows.gated ? a.parts[1].format : rows.m.format};
@@ -123,8 +123,8 @@ template <int N> __device__ __forceinline__ void sum_up(const MatmulFewArgs& a, 
     for (u32 round = 0; round < n_rounds; round++) {
         WarpWork work;
         work.n_panels = n_panels;
-        work.first = blockIdx.z * each + warp % panel_warps;
-        work.end = min((blockIdx.z + 1) * each, n_panels);
+        work.first = blockIdx.z * panels_per_split + warp % panel_warps;
+        work.end = min((blockIdx.z + 1) * panels_per_split, n_panels);
         work.step = panel_warps;
         // Past the last tile the last one is read again; its sums are not stored.
         work.tile_a = min(rows.tile(row, 0), rows.n_tiles - 1), work.tile_b = min(rows.tile(row, 1), rows.n_tiles - 1);
@@ -183,8 +183,8 @@ template <int N> __device__ __forceinline__ void matmul_few(const MatmulFewArgs&
         sums = split_sums, n_sums = a.n_splits;
     }
     // In a fixed order, so that results do not depend on which block finished last.
-    for (u32 of = warp; of < (rows.gated ? n_fragments / 2 : n_fragments); of += WARPS) {
-        const u32 f = rows.gated ? of / N * 2 * N + of % N : of, tile = rows.tile(f / (2 * N), f / N % 2);
+    for (u32 item = warp; item < (rows.gated ? n_fragments / 2 : n_fragments); item += WARPS) {
+        const u32 f = rows.gated ? item / N * 2 * N + item % N : item, tile = rows.tile(f / (2 * N), f / N % 2);
         float c[4] = {}, up[4] = {};
         add_up(c, sums + f * 32, n_sums, stride);
         if (rows.gated) add_up(up, sums + (f + N) * 32, n_sums, stride);

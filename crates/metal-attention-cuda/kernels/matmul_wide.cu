@@ -226,15 +226,15 @@ template <int N> __device__ __forceinline__ bool join_splits(const MatmulWideArg
         for (u32 split = 0; split < a.n_splits; split += SPLITS) {
             float4 v[SPLITS][TILES];
 #pragma unroll
-            for (int of = 0; of < SPLITS; of++)
+            for (int i_split = 0; i_split < SPLITS; i_split++)
 #pragma unroll
                 for (int n = 0; n < TILES; n++)
-                    v[of][n] = split + of < a.n_splits ? sums[((split + of) * (N / 8) + first + n) * CONSUMERS] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    v[i_split][n] = split + i_split < a.n_splits ? sums[((split + i_split) * (N / 8) + first + n) * CONSUMERS] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-            for (int of = 0; of < SPLITS; of++)
+            for (int i_split = 0; i_split < SPLITS; i_split++)
 #pragma unroll
                 for (int n = 0; n < TILES; n++)
-                    acc[first + n][0] += v[of][n].x, acc[first + n][1] += v[of][n].y, acc[first + n][2] += v[of][n].z, acc[first + n][3] += v[of][n].w;
+                    acc[first + n][0] += v[i_split][n].x, acc[first + n][1] += v[i_split][n].y, acc[first + n][2] += v[i_split][n].z, acc[first + n][3] += v[i_split][n].w;
         }
     }
     if (tid == 0) a.tickets[tile] = 0;
@@ -246,13 +246,13 @@ constexpr int ROW = 64 * GROUPS + 4;
 template <int N> __device__ __forceinline__ float* gather_results(int group, int warp, int lane, const float (&acc)[N / 8][4]) {
     static_assert(N * ROW * 4 <= RING_BYTES, "room for results");
     float* results = (float*)(wide_memory + 1024);
-    float* mine = results + lane % 4 * 2 * ROW + group * 64 + warp * 16 + lane / 4;
+    float* own_results = results + lane % 4 * 2 * ROW + group * 64 + warp * 16 + lane / 4;
     // All stages of the rings have been read.
     consumers_meet();
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) mine[(8 * n + i % 2) * ROW + 8 * (i / 2)] = acc[n][i];
+        for (int i = 0; i < 4; i++) own_results[(8 * n + i % 2) * ROW + 8 * (i / 2)] = acc[n][i];
     consumers_meet();
     return results;
 }
@@ -303,8 +303,8 @@ __device__ __forceinline__ void write_rows(const MatmulWideArgs& a, const BlockW
             for (u32 i = 0; i < AT_ONCE; i++) {
                 const u32 token = first + i * STEP;
                 if (token >= n_tokens) break;
-                const float4 of = *(const float4*)(results + token * ROW + row);
-                const float4 sum = make_float4(of.x + b.x, of.y + b.y, of.z + b.z, of.w + b.w);
+                const float4 product = *(const float4*)(results + token * ROW + row);
+                const float4 sum = make_float4(product.x + b.x, product.y + b.y, product.z + b.z, product.w + b.w);
                 if (adds) v[i].x += a.scale * sum.x, v[i].y += a.scale * sum.y, v[i].z += a.scale * sum.z, v[i].w += a.scale * sum.w;
                 else v[i] = sum;
                 *(float4*)(y + (size_t)token * a.n_out + row) = v[i];
@@ -331,20 +331,20 @@ template <int N> __device__ __forceinline__ void matmul_wide(const MatmulWideArg
     while (!gated && part + 1 < a.n_parts && blockIdx.y >= a.blocks[part]) part++;
     const u32 block = blockIdx.y - (part == 0 ? 0 : a.blocks[part - 1]);
     // Splits are whole records.
-    const u32 n_panels = a.parts[part].n_panels, each = (n_panels + 4 * a.n_splits - 1) / (4 * a.n_splits) * 4;
+    const u32 n_panels = a.parts[part].n_panels, panels_per_split = (n_panels + 4 * a.n_splits - 1) / (4 * a.n_splits) * 4;
     BlockWork work;
     work.matrix[0] = &a.parts[part];
     work.matrix[1] = gated ? &a.parts[1] : &a.parts[part];
     work.first_tile[0] = block * (gated ? WARPS_OF_GROUP : 2 * WARPS_OF_GROUP);
     work.first_tile[1] = work.first_tile[0] + (gated ? 0 : WARPS_OF_GROUP);
     work.first_token = blockIdx.x * N;
-    work.first_panel = min(blockIdx.z * each, n_panels);
-    work.end_panel = min(work.first_panel + each, n_panels);
+    work.first_panel = min(blockIdx.z * panels_per_split, n_panels);
+    work.end_panel = min(work.first_panel + panels_per_split, n_panels);
     // Each warp initialises some of the barriers, since the lanes of a warp do so one after the other.
     if (lane == 0) {
         for (u32 i = tid / 32; i < (2 + 2 * GROUPS) * MAX_SLOTS; i += WARPS_OF_GROUP * (GROUPS + 1)) {
-            const u32 of = i / MAX_SLOTS;
-            barrier_init(R::x_full() + i, of % 2 == 0 ? 1 : of == 1 ? GROUPS * WARPS_OF_GROUP : WARPS_OF_GROUP);
+            const u32 kind = i / MAX_SLOTS;
+            barrier_init(R::x_full() + i, kind % 2 == 0 ? 1 : kind == 1 ? GROUPS * WARPS_OF_GROUP : WARPS_OF_GROUP);
         }
         barriers_are_ready();
     }

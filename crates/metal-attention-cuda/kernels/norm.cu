@@ -66,8 +66,8 @@ __device__ __forceinline__ void norm_row(const NormArgs& a, const float* x, floa
         v.x *= a.scale, v.y *= a.scale, v.z *= a.scale, v.w *= a.scale;
         if (out && in_range) {
             if (a.accumulate) {
-                const float4 more = *(const float4*)(out + i);
-                v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+                const float4 old = *(const float4*)(out + i);
+                v.x += old.x, v.y += old.y, v.z += old.z, v.w += old.w;
             }
             *(float4*)(out + i) = v;
         }

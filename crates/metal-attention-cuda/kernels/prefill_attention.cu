@@ -59,9 +59,9 @@ template <int D> __device__ __forceinline__ void prefill(const PrefillArgs& a) {
             const size_t base = ((size_t)pages[page] * a.n_kv_head + kv) * PAGE * D;
             half* to = prefill_memory + (page % 2) * 2 * PAGE * ROW;
             for (int i = tid; i < 2 * PAGE * D / 8; i += 128) {
-                const int of = i / (PAGE * D / 8), row = i % (PAGE * D / 8) / (D / 8), column = i % (D / 8) * 8;
-                const half* from = (of == 0 ? a.k_cache : a.v_cache) + base + row * D + column;
-                copy16(to + (of * PAGE + row) * ROW + column, from);
+                const int kv_half = i / (PAGE * D / 8), row = i % (PAGE * D / 8) / (D / 8), column = i % (D / 8) * 8;
+                const half* from = (kv_half == 0 ? a.k_cache : a.v_cache) + base + row * D + column;
+                copy16(to + (kv_half * PAGE + row) * ROW + column, from);
             }
         }
         commit_copies();

@@ -224,9 +224,9 @@ struct Tile {
 };
 // The first tile of a segment, and the tile after `t`, in this or the next segment.
 __device__ __forceinline__ Tile first_tile(const Scan& w, u32 segment) {
-    const uint4 of = w.runs.segments[segment];
-    const u32 tokens = uniform(of.y), n = min(w.tile, tokens);
-    return {uniform(of.x), n, tokens - n, segment};
+    const uint4 bounds = w.runs.segments[segment];
+    const u32 tokens = uniform(bounds.y), n = min(w.tile, tokens);
+    return {uniform(bounds.x), n, tokens - n, segment};
 }
 __device__ __forceinline__ Tile tile_after(const Scan& w, u32 end_segment, const Tile& t) {
     if (t.rest == 0) return t.segment + 1 < end_segment ? first_tile(w, t.segment + 1) : Tile{0, 0, 0, 0};
@@ -241,8 +241,8 @@ __device__ __forceinline__ void prepare_tile(const R& rule, Prepared<R>* to, con
     const int lane = threadIdx.x % 32;
     for (u32 i = TOKENS * warp; i < tile.n; i += TOKENS * n_warps) {
         // Threads past the last token prepare that one again.
-        const u32 own = min(i + lane / PREPARE_LANES, tile.n - 1);
-        rule.prepare(to[own], head, first, tile.token + own, lane % PREPARE_LANES);
+        const u32 token = min(i + lane / PREPARE_LANES, tile.n - 1);
+        rule.prepare(to[token], head, first, tile.token + token, lane % PREPARE_LANES);
     }
 }
 
@@ -279,25 +279,25 @@ template <typename R> __device__ __forceinline__ void scan(const Scan& w, R rule
     }
     // In the first round there is no tile to scan, so all warps prepare.
     Tile tile = {0, 0, 0, begin_segment - 1};
-    for (u32 turn = 0;; turn ^= 1) {
+    for (u32 parity = 0;; parity ^= 1) {
         const Tile next = tile_after(w, end_segment, tile);
         const int walkers = tile.n == 0 ? 0 : SCAN_WARPS;
         if (warp >= walkers) {
-            prepare_tile(rule, prepared + (turn ^ 1) * w.tile, next, head, first, warp - walkers, n_warps - walkers);
+            prepare_tile(rule, prepared + (parity ^ 1) * w.tile, next, head, first, warp - walkers, n_warps - walkers);
         } else {
-            const Prepared<R>* of_tile = prepared + turn * w.tile;
+            const Prepared<R>* tokens = prepared + parity * w.tile;
             float* out = w.out + ((size_t)tile.token * w.n_head + head) * w.value_dim + of_warp + result;
             const size_t step = (size_t)w.n_head * w.value_dim;
             Token<R> token;
-            load_token(token, of_tile[0], lane, warp);
+            load_token(token, tokens[0], lane, warp);
 #pragma unroll R::UNROLLED
             for (u32 i = 0; i < tile.n; i++) {
-                Token<R> coming;
-                load_token(coming, of_tile[min(i + 1, tile.n - 1)], lane, warp);
+                Token<R> next_token;
+                load_token(next_token, tokens[min(i + 1, tile.n - 1)], lane, warp);
                 const float y = rule.step(token, s);
                 if (writes) *out = y;
                 out += step;
-                token = coming;
+                token = next_token;
             }
             if (tile.rest == 0) {
                 float* to = slot_of(w.states, w.runs.segments[tile.segment].w) + of_head;
@@ -380,7 +380,7 @@ template <typename R> __device__ __forceinline__ void fused_decode(const Scan& w
     commit_copies();
     const ConvolutionArgs& conv = a.convolution;
     const Begins begins = rule.channels_of(head);
-    const u32 before = conv.n_tap - 1;
+    const u32 n_before = conv.n_tap - 1;
     const float* inputs_before = slot_of(conv.states, segment.z);
     float inputs[FUSED_CHANNELS][FUSED_TAPS], taps[FUSED_CHANNELS][FUSED_TAPS], bias[FUSED_CHANNELS];
     u32 channels[FUSED_CHANNELS];
@@ -392,9 +392,9 @@ template <typename R> __device__ __forceinline__ void fused_decode(const Scan& w
 #pragma unroll
         for (int t = 0; t < FUSED_TAPS; t++) {
             // With fewer taps than FUSED_TAPS, the oldest are zero.
-            const int of = t + (int)before - BEFORE;
-            taps[j][t] = in_range && of >= 0 ? conv.taps[(size_t)of * conv.channels + channels[j]] : 0.0f;
-            if (t < BEFORE) inputs[j][t] = in_range && of >= 0 ? inputs_before[(size_t)of * conv.channels + channels[j]] : 0.0f;
+            const int tap = t + (int)n_before - BEFORE;
+            taps[j][t] = in_range && tap >= 0 ? conv.taps[(size_t)tap * conv.channels + channels[j]] : 0.0f;
+            if (t < BEFORE) inputs[j][t] = in_range && tap >= 0 ? inputs_before[(size_t)tap * conv.channels + channels[j]] : 0.0f;
         }
         bias[j] = in_range && conv.bias ? conv.bias[channels[j]] : 0.0f;
     }
@@ -409,8 +409,8 @@ template <typename R> __device__ __forceinline__ void fused_decode(const Scan& w
     for (int j = 0; j < FUSED_CHANNELS; j++) inputs[j][BEFORE] = tid + j * n_threads < n_x ? row_of_x[channels[j]] : 0.0f;
     if (has_norm && a.norm.gate_kind != NO_GATE)
         for (u32 i = tid; i < value_dim; i += n_threads) gates[i] = row_of(a.norm.gate, token)[head * value_dim + i];
-    const u32 chunk = min(tid / PREPARE_LANES, n_chunks - 1), own = tid % PREPARE_LANES;
-    const auto given = rule.given(x, x + key_dim, x + 2 * key_dim, head, chunk * columns_of_block<R>, token, own);
+    const u32 chunk = min(tid / PREPARE_LANES, n_chunks - 1), prepare_lane = tid % PREPARE_LANES;
+    const auto given = rule.given(x, x + key_dim, x + 2 * key_dim, head, chunk * columns_of_block<R>, token, prepare_lane);
 #pragma unroll
     for (int j = 0; j < FUSED_CHANNELS; j++) {
         float sum = bias[j];
@@ -430,7 +430,7 @@ template <typename R> __device__ __forceinline__ void fused_decode(const Scan& w
             if (is_last) *ticket = 0;
         }
     }
-    if (warp * 2 < n_chunks) rule.prepare(prepared[chunk], given, head, chunk * columns_of_block<R>, token, own);
+    if (warp * 2 < n_chunks) rule.prepare(prepared[chunk], given, head, chunk * columns_of_block<R>, token, prepare_lane);
     wait_for_copies<0>();
     __syncthreads();
 
@@ -445,8 +445,8 @@ template <typename R> __device__ __forceinline__ void fused_decode(const Scan& w
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             const float4 four = own_state[(p * QUADS + i) * n_threads];
-            float* of = &s[i / (R::EACH / 4)][i % (R::EACH / 4) * 4];
-            of[0] = four.x, of[1] = four.y, of[2] = four.z, of[3] = four.w;
+            float* elements = &s[i / (R::EACH / 4)][i % (R::EACH / 4) * 4];
+            elements[0] = four.x, elements[1] = four.y, elements[2] = four.z, elements[3] = four.w;
         }
         const float y = rule.step(t, s);
         if (number % SHARE == 0 && p * of_pass + written < value_dim) result[p * of_pass + written] = y;
@@ -478,8 +478,8 @@ template <typename R> __device__ __forceinline__ void fused_decode(const Scan& w
         if (i >= n_x || (i < 2 * key_dim && !is_last)) continue;
 #pragma unroll
         for (int t = 1; t < FUSED_TAPS; t++) {
-            const int of = t - 1 + (int)before - BEFORE;
-            if (of >= 0) inputs_after[(size_t)of * conv.channels + channels[j]] = inputs[j][t];
+            const int tap = t - 1 + (int)n_before - BEFORE;
+            if (tap >= 0) inputs_after[(size_t)tap * conv.channels + channels[j]] = inputs[j][t];
         }
     }
 }

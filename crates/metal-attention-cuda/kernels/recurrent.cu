@@ -16,15 +16,15 @@ template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionAr
     const int begin = blockIdx.y * CONVOLVED, end = min(begin + CONVOLVED, (int)run.y);
     if (channel >= a.channels || begin >= end) return;
     constexpr int BEFORE = TAPS - 1;
-    const int before = a.n_tap - 1;
+    const int n_before = a.n_tap - 1;
     const float* x = row_of(a.x, run.x) + channel / a.block * a.step + channel % a.block;
     auto of_token = [&](int t) {
-        const float* of = x + (size_t)t * a.x.stride;
-        return a.gated ? of[0] * of[2 * a.channels] : of[0];
+        const float* input = x + (size_t)t * a.x.stride;
+        return a.gated ? input[0] * input[2 * a.channels] : input[0];
     };
     float taps[TAPS];
 #pragma unroll
-    for (int j = 0; j < TAPS; j++) taps[j] = j + before < BEFORE ? 0.0f : a.taps[(size_t)(j + before - BEFORE) * a.channels + channel];
+    for (int j = 0; j < TAPS; j++) taps[j] = j + n_before < BEFORE ? 0.0f : a.taps[(size_t)(j + n_before - BEFORE) * a.channels + channel];
     const float bias = a.bias ? a.bias[channel] : 0.0f;
     // The last inputs before the next token, and the inputs of the next tokens.
     float inputs[BEFORE + AT_ONCE];
@@ -32,7 +32,7 @@ template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionAr
 #pragma unroll
     for (int j = 0; j < BEFORE; j++) {
         const int t = j - BEFORE;
-        inputs[j] = t + before < 0 ? 0.0f : begin > 0 ? of_token(begin + t) : state[(size_t)(t + before) * a.channels];
+        inputs[j] = t + n_before < 0 ? 0.0f : begin > 0 ? of_token(begin + t) : state[(size_t)(t + n_before) * a.channels];
     }
     float old[BEFORE];
 #pragma unroll
@@ -59,8 +59,8 @@ template <int TAPS> __device__ __forceinline__ void convolve(const ConvolutionAr
         const uint4 segment = a.runs.segments[run.z + i];
         const int last = segment.x + segment.y - run.x;
         float* to = slot_of(a.states, segment.w) + channel;
-        for (int j = 0; j < before; j++) {
-            const int t = last - before + j;
+        for (int j = 0; j < n_before; j++) {
+            const int t = last - n_before + j;
             float input = 0.0f;
             if (t >= 0) input = of_token(t);
 #pragma unroll
@@ -100,9 +100,9 @@ __device__ __forceinline__ void normalise(const GroupNormArgs& a, u32 group, u32
         factor = rsqrtf(sum(squares) / a.n + a.eps);
     }
     if (a.r) {
-        float own = 0.0f;
-        for (u32 i = thread; i < a.n; i += threads) own += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
-        bonus = sum(own);
+        float partial = 0.0f;
+        for (u32 i = thread; i < a.n; i += threads) partial += a.r[at + i] * a.k[at + i] * a.factor[group * a.n + i];
+        bonus = sum(partial);
     }
 #pragma unroll 4
     for (u32 i = thread; i < a.n; i += threads) {

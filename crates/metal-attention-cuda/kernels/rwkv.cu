@@ -260,21 +260,21 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) side_products(const 
     __shared__ __align__(16) float changed[MAX_CHANGED];
     u32 at = 0, begin = 0;
     while (blockIdx.x >= a.products[at].end) begin = a.products[at++].end;
-    const SideProduct& of = a.products[at];
+    const SideProduct& product = a.products[at];
     MatvecArgs p = {};
-    p.n_in = of.n_in;
-    p.n_out = of.matrix.n_rows;
-    p.warps_a_tile = of.warps_a_tile;
+    p.n_in = product.n_in;
+    p.n_out = product.matrix.n_rows;
+    p.warps_a_tile = product.warps_a_tile;
     p.output = STORE;
     p.scale = 1.0f;
-    p.x = of.x;
-    p.y = of.y;
-    if (of.function != AS_IT_LIES) {
+    p.x = product.x;
+    p.y = product.y;
+    if (product.function != AS_IT_LIES) {
         wait_for_input();
-        for (u32 i = threadIdx.x; i < of.n_in; i += 32 * WARPS) changed[i] = of.function == TANH_OF_INPUT ? tanhf(of.x[i]) : sigmoid(of.x[i]);
+        for (u32 i = threadIdx.x; i < product.n_in; i += 32 * WARPS) changed[i] = product.function == TANH_OF_INPUT ? tanhf(product.x[i]) : sigmoid(product.x[i]);
         p.x = changed;
         __syncthreads();
     }
-    const u32 block = blockIdx.x - begin, n = of.end - begin;
-    WITH_FORMAT(of.matrix.format, (matvec_part<FORMAT, 1>(p, of.matrix, of.matrix, block, n)));
+    const u32 block = blockIdx.x - begin, n = product.end - begin;
+    WITH_FORMAT(product.matrix.format, (matvec_part<FORMAT, 1>(p, product.matrix, product.matrix, block, n)));
 }

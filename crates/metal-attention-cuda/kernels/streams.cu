@@ -24,11 +24,11 @@ extern "C" __global__ void __launch_bounds__(256) stretch(const __grid_constant_
     float factor = a.scale;
     if (a.goal) {
         const float* goal = a.goal + (size_t)blockIdx.x * a.goal_stride;
-        float own = 0.0f, wanted = 0.0f;
-        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) own += from[i] * from[i], wanted += goal[i] * goal[i];
-        own = block_sum_max(own, 0.0f, scratch).x;
-        wanted = block_sum_max(wanted, 0.0f, scratch).x;
-        factor *= sqrtf(wanted) / sqrtf(own);
+        float squares = 0.0f, goal_squares = 0.0f;
+        for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) squares += from[i] * from[i], goal_squares += goal[i] * goal[i];
+        squares = block_sum_max(squares, 0.0f, scratch).x;
+        goal_squares = block_sum_max(goal_squares, 0.0f, scratch).x;
+        factor *= sqrtf(goal_squares) / sqrtf(squares);
     }
     for (u32 i = threadIdx.x; i < a.n; i += blockDim.x) to[i] = factor * from[i] + (a.accumulate ? to[i] : 0.0f);
 }
