@@ -80,7 +80,7 @@ impl ReplicaArgs {
         let setup = self.setup.options(model);
         let list = match (self.wgpu, self.device.any_cuda, self.replicas) {
             (true, _, _) => vec![Device::Wgpu],
-            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_cards)?,
+            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_ranks)?,
             (false, _, _) => self.device.devices.clone(),
         };
         let n = self.replicas.unwrap_or(list.len());
@@ -97,10 +97,10 @@ impl ReplicaArgs {
             list.iter()
                 .filter_map(first)
                 .skip(i + 1)
-                .any(|other| setup.n_cards > 1 && other.abs_diff(card) < setup.n_cards)
+                .any(|other| setup.n_ranks > 1 && other.abs_diff(card) < setup.n_ranks)
         };
         if list.iter().filter_map(first).enumerate().any(overlap) {
-            let n = setup.n_cards;
+            let n = setup.n_ranks;
             let message = format!(
                 "--device names cards less than {n} apart, of which each begins {n} that share a replica (--tensor-parallel {n}): \
                  name the first of each, as in --device cuda:0,cuda:{n}"
@@ -148,12 +148,12 @@ fn check_room(n: usize, devices: &[Device], model: &Model) -> Result<(), CliErro
     }
 }
 
-/// All cards that CUDA knows of; where `n_cards` share a replica the first of each.
+/// All cards that CUDA knows of; where `n_ranks` share a replica the first of each.
 #[cfg(feature = "cuda")]
-fn cuda_devices(n_cards: usize) -> Result<Vec<Device>, CliError> {
+fn cuda_devices(n_ranks: usize) -> Result<Vec<Device>, CliError> {
     let n = metal_attention::cuda_summaries().map_err(|error| CliError::General(error.to_string()))?.len();
     // Where there are too few the set-up says so.
-    Ok((0..(n / n_cards).max(1)).map(|i| Device::Cuda(i * n_cards)).collect())
+    Ok((0..(n / n_ranks).max(1)).map(|i| Device::Cuda(i * n_ranks)).collect())
 }
 
 /// The set-up says that there is no CUDA here.

@@ -58,7 +58,7 @@ __device__ __forceinline__ size_t packed_input(u32 token, u32 k, u32 order) {
     return ((((size_t)panel * order + token / 8) * 2 + block) * 32 + lane) * 8 + p % 8;
 }
 
-// Activations of the gate. Mirrored in src/parts.rs.
+// Activations of the gate. Mirrored in src/support.rs.
 enum Activation : u32 { SILU = 0, GELU = 1, RELU_SQUARED = 2, CLAMPED_SWIGLU = 3, SPARSE_GELU = 4 };
 __device__ __forceinline__ float activate(u32 activation, float v) {
     if (activation == SILU) return __fdividef(v, 1.0f + __expf(-v));

@@ -32,7 +32,7 @@
 //   Lemma 16  mailbox words of other ranks are overwritten after they are read
 //   Lemma 17  nothing of a launch overlaps with the next one
 //
-// All blocks have to be resident at once: the launch is cooperative (`Start::Together` of src/launch.rs).
+// All blocks have to be resident at once: the launch is cooperative (`LaunchOrder::Cooperative` of src/launch.rs).
 //
 // The vocabulary has at most 2^20 tokens: a word of a block's best logit has 32 bits of the logit, 20 of the row and 12 of the tag.
 #include "decode_attention.cuh"

@@ -50,7 +50,7 @@ struct MatvecArgs {
     const u32* rows;         // [n_tokens] the row of x of each token; null: row i for token i
 };
 
-// Bytes of a warp's ring of records, except of F32 (two records of 4096 bytes). Mirrored in src/step/product.rs.
+// Bytes of a warp's ring of records, except of F32 (two records of 4096 bytes). Mirrored in src/runner/linear.rs.
 constexpr int RING = 7168;
 
 // A stage of a warp's ring: RECORDS neighbouring records of a tile, BYTES in all. STAGES of them take ALL bytes.
@@ -156,7 +156,7 @@ template <int TOKENS> struct Accumulators<F32, TOKENS> : FloatAccumulators<F32, 
 
 // One block's share of y = W f(x): the tile groups `block_of_part`, block_of_part + n_blocks_of_part, ... of a matrix, or of the pair of gate and up. `block_of_part`,
 // `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory is as `shared_of` of
-// src/step/product.rs counts it.
+// src/runner/linear.rs counts it.
 template <u32 FORMAT, int TOKENS>
 __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_part, u32 n_blocks_of_part) {
     typedef Record<FORMAT> R;

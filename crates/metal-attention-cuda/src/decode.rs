@@ -17,12 +17,12 @@ use metal_attention_model::{CacheType, ModelSpec};
 use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, CudaSummary, Kernel};
-use crate::division::Share;
+use crate::sharding::Shard;
 use crate::exchange::Exchange;
-use crate::ids::Ids;
+use crate::ids::ChosenIds;
 use crate::kv_cache::CudaKvCache;
-use crate::launch::{Grid, Start};
-use crate::step::Wanted;
+use crate::launch::{LaunchGrid, LaunchOrder};
+use crate::runner::TokenOutput;
 use crate::weights::{CudaAttention, CudaWeights};
 use args::{
     CONSUMER_WARPS, COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_VOCAB, OpArgs, OpIndex, OpKind,
@@ -56,7 +56,7 @@ fn max_stages_in_flight(summary: &CudaSummary, has_experts: bool) -> u32 {
 #[derive(Debug)]
 pub(crate) struct DecodeKernel {
     kernel: Kernel,
-    grid: Grid,
+    grid: LaunchGrid,
     args: DecodeArgs,
     /// Position of a sequence from which on the kernel is not used.
     until: usize,
@@ -72,7 +72,7 @@ pub(crate) struct DecodeKernel {
 
 impl DecodeKernel {
     /// The kernel for the model `spec`; `None` if it does not support the model, its KV cache, or the device: then every op is a launch.
-    /// `share`: this rank's part of a model that several ranks share. `max_positions`: the kernel is used below this position of
+    /// `shard`: this rank's part of a model that several ranks share. `max_positions`: the kernel is used below this position of
     /// a sequence; `None`: for all. Errors: device memory cannot be allocated.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
@@ -80,8 +80,8 @@ impl DecodeKernel {
         weights: &CudaWeights,
         cache: &CudaKvCache,
         s: &Activations,
-        ids: &Ids,
-        share: Option<&Share>,
+        ids: &ChosenIds,
+        shard: Option<&Shard>,
         max_positions: Option<usize>,
     ) -> Result<Option<Self>, CudaError> {
         let summary = gpu.summary();
@@ -92,7 +92,7 @@ impl DecodeKernel {
         let Some(layers) = weights.layers.iter().map(DecodeLayer::of).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
-        let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.is_on_the_way()) else {
+        let Some(output_norm) = weights.output_norm.as_deref().filter(|norm| norm.fuses_with_product()) else {
             return Ok(None);
         };
         let head = [OpMatrix::of(head)];
@@ -102,8 +102,8 @@ impl DecodeKernel {
         let is_f16_cache = cache.cache_type == CacheType::F16;
         let fits_words = spec.n_vocab <= MAX_VOCAB;
         // Ranks exchange the rows of every layer's two sums and the best logit, so that all layers and the output head have to be divided.
-        let is_divided = share.is_none_or(|share| share.division.divides_all(spec));
-        if !summary.has_wide()
+        let is_divided = shard.is_none_or(|shard| shard.plan.shards_all(spec));
+        if !summary.has_wgmma()
             || !has_plain_ends
             || !fits_words
             || !is_f16_cache
@@ -121,7 +121,7 @@ impl DecodeKernel {
         let attentions = || layers.iter().map(|layer| layer.attention);
         let head_dim = attentions().map(|a| a.head_dim).max().unwrap_or(0);
         let n_blocks = summary.n_sm;
-        let Some(memory) = SharedMemoryLayout::new(&layers, &head, n_embd, summary, share.is_none()) else {
+        let Some(memory) = SharedMemoryLayout::new(&layers, &head, n_embd, summary, shard.is_none()) else {
             return Ok(None);
         };
 
@@ -162,7 +162,7 @@ impl DecodeKernel {
             eps: output_norm.eps,
             ..op_args(OpKind::OutputHead, words.of(OpKind::OutputHead), index, &head, n_blocks)
         };
-        let kernel = match (head_dim, share.is_some()) {
+        let kernel = match (head_dim, shard.is_some()) {
             (..=64, false) if memory.has_small_ops => "decode_small_64",
             (..=128, false) if n_expert > 0 => "decode_experts_128",
             (129.., false) if n_expert > 0 => "decode_experts_256",
@@ -227,7 +227,7 @@ impl DecodeKernel {
         };
         Ok(Some(Self {
             kernel,
-            grid: Grid { blocks: [n_blocks, 1, 1], threads: THREADS, shared: memory.bytes },
+            grid: LaunchGrid { blocks: [n_blocks, 1, 1], threads: THREADS, shared: memory.bytes },
             args,
             until,
             tokens_per_launch: (LAUNCH_BYTES / bytes_of_all).clamp(1, MAX_TOKENS),
@@ -255,14 +255,14 @@ impl DecodeKernel {
         &mut self,
         gpu: &CudaDevice,
         exchange: Option<&Exchange>,
-        wanted: Wanted,
+        wanted: TokenOutput,
         n: usize,
         number: u32,
     ) -> Result<(), CudaError> {
         let (logits, advance) = match wanted {
-            Wanted::Logits | Wanted::TopK => (self.logits, false),
-            Wanted::Id { advance } => (0, advance),
-            Wanted::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
+            TokenOutput::Logits | TokenOutput::TopK => (self.logits, false),
+            TokenOutput::Id { advance } => (0, advance),
+            TokenOutput::Hidden => return Err(CudaError::UnsupportedPart { part: "hidden states in one launch" }),
         };
         let args = DecodeArgs {
             logits,
@@ -272,11 +272,11 @@ impl DecodeKernel {
             ..self.args
         };
         match exchange {
-            None => gpu.launch(self.kernel, self.grid, &args, Start::Together)?,
+            None => gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?,
             Some(exchange) => {
                 let first_row = exchange.first_row() as u32;
                 let args = DecodeOnRanksArgs { decode: args, exchange: exchange.args(), first_row, unused: 0 };
-                gpu.launch(self.kernel, self.grid, &args, Start::Together)?;
+                gpu.launch(self.kernel, self.grid, &args, LaunchOrder::Cooperative)?;
             }
         }
         self.args.tag = (self.args.tag + n as u32 * self.tags_per_token) % TAGS;

@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use crate::CudaError;
 use crate::args::{CountExchangesArgs, ExchangeArgs, MAX_RANKS};
 use crate::device::{CudaBuffer, CudaDevice, check};
-use crate::division::{Division, Share};
+use crate::sharding::{Shard, ShardingPlan};
 
 /// Words at most that a rank sends another in one exchange. Longer vectors take several exchanges, or chunks.
 const MAX_WORDS: usize = 1 << 20;
@@ -70,9 +70,9 @@ impl AbortFlag {
         self.word().store(u32::from(aborted), Ordering::SeqCst);
     }
 
-    /// `CudaError::Parted` if the flag is set: a rank aborted the step, whose results are invalid.
+    /// `CudaError::RanksDiverged` if the flag is set: a rank aborted the step, whose results are invalid.
     pub(crate) fn check(&self) -> Result<(), CudaError> {
-        if self.word().load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(CudaError::Parted) }
+        if self.word().load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(CudaError::RanksDiverged) }
     }
 }
 
@@ -80,7 +80,7 @@ impl AbortFlag {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     /// This rank's part of the model.
-    pub(crate) share: Share,
+    pub(crate) shard: Shard,
     /// `[2, n_ranks, capacity + WORDS_OF_CHOICE]` words of 8 bytes, then `[2, n_ranks, 2, n_chunks]` tags of 4 bytes, then as many chunks.
     mailbox: CudaBuffer,
     /// Exchanges of all earlier steps: a `u32` that kernels read and increase.
@@ -119,15 +119,15 @@ impl Exchange {
     /// The mailbox of a rank, for vectors of up to `n` elements; it has to be connected before it is used. Errors: device memory cannot be allocated.
     pub(crate) fn new(
         gpu: &Arc<CudaDevice>,
-        share: &Share,
+        shard: &Shard,
         (n_vocab, n): (usize, usize),
         abort: &Arc<AbortFlag>,
     ) -> Result<Self, CudaError> {
-        let vocabulary = share.division.vocabulary(n_vocab);
-        let n_ranks = share.division.n_cards;
+        let vocabulary = shard.plan.vocabulary(n_vocab);
+        let n_ranks = shard.plan.n_ranks;
         let (capacity, n_chunks) = (capacity_of(&vocabulary, n), chunks_of(n_ranks, n));
         Ok(Self {
-            share: share.clone(),
+            shard: shard.clone(),
             mailbox: gpu.zeros("mailboxes", mailbox_bytes(n_ranks, capacity, n_chunks))?,
             exchanges_done: gpu.zeros("mailboxes", 16)?,
             exchanges_of_step: 0,
@@ -140,9 +140,9 @@ impl Exchange {
     }
 
     /// Bytes of device memory of a rank's mailbox.
-    pub(crate) fn bytes(division: &Division, n_vocab: usize, n: usize) -> u64 {
-        let capacity = capacity_of(&division.vocabulary(n_vocab), n);
-        mailbox_bytes(division.n_cards, capacity, chunks_of(division.n_cards, n))
+    pub(crate) fn bytes(plan: &ShardingPlan, n_vocab: usize, n: usize) -> u64 {
+        let capacity = capacity_of(&plan.vocabulary(n_vocab), n);
+        mailbox_bytes(plan.n_ranks, capacity, chunks_of(plan.n_ranks, n))
     }
 
     /// Device address of this rank's mailbox.
@@ -163,17 +163,17 @@ impl Exchange {
 
     /// Values that one exchange can sum by slices.
     pub(crate) fn max_slice_values(&self) -> usize {
-        self.n_chunks * CHUNK * self.share.division.n_cards
+        self.n_chunks * CHUNK * self.shard.plan.n_ranks
     }
 
     /// The first row of the output head that this rank has.
     pub(crate) fn first_row(&self) -> usize {
-        if self.share.division.head { self.vocabulary[self.share.rank].start } else { 0 }
+        if self.shard.plan.head { self.vocabulary[self.shard.rank].start } else { 0 }
     }
 
     /// Whether the results of another rank, rank 0, are returned to the caller.
     pub(crate) fn follows(&self) -> bool {
-        self.share.rank > 0
+        self.shard.rank > 0
     }
 
     /// Begins a step: its exchanges are counted from 0.
@@ -193,8 +193,8 @@ impl Exchange {
             mailboxes: self.mailboxes,
             exchanges_done: self.exchanges_done.ptr(),
             abort: self.abort.word as u64,
-            rank: self.share.rank as u32,
-            n_ranks: self.share.division.n_cards as u32,
+            rank: self.shard.rank as u32,
+            n_ranks: self.shard.plan.n_ranks as u32,
             n_words: (self.capacity + WORDS_OF_CHOICE) as u32,
             n_chunks: self.n_chunks as u32,
         }

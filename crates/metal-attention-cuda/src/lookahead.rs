@@ -7,7 +7,7 @@ use metal_attention_model::{BatchToken, ForwardError};
 
 use crate::CudaError;
 use crate::forward_pass::CudaForwardPass;
-use crate::step::Wanted;
+use crate::runner::TokenOutput;
 
 impl CudaForwardPass {
     /// Evaluates one greedy decode step: `batch` has one token of each sequence. Returns the id that follows each of them, and leaves further steps
@@ -29,7 +29,7 @@ impl CudaForwardPass {
 
     /// Submits the step of `batch`, which has its KV pages, unless it is in flight, and steps after it; then waits for the ids of the first one.
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, CudaError> {
-        self.steps.gpu.check_watch()?;
+        self.runner.gpu.check_watch()?;
         let at_once = if batch.len() == 1 { self.tokens_at_once(batch[0].pos).max(1) } else { 1 };
         while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, at_once) {
             if steps.start == 0 {
@@ -38,9 +38,9 @@ impl CudaForwardPass {
             self.submit_decode(batch, steps)?;
         }
         let number = self.lookahead.pop().expect("at least one step was submitted");
-        let ids = self.steps.ids.read(number, batch.len())?;
-        self.steps.check_together()?;
-        self.steps.gpu.watch().advance((batch.len() * self.spec.n_layer()) as u64);
+        let ids = self.runner.ids.read(number, batch.len())?;
+        self.runner.check_together()?;
+        self.runner.gpu.watch().advance((batch.len() * self.spec.n_layer()) as u64);
         self.lookahead.advance(batch, &ids);
         Ok(ids)
     }
@@ -49,9 +49,10 @@ impl CudaForwardPass {
     fn submit_decode(&mut self, batch: &[BatchToken], mut steps: Range<usize>) -> Result<(), CudaError> {
         self.cache.write_pages(batch)?;
         while !steps.is_empty() {
-            self.states.write(&self.cache.pages.segments_ahead(batch, steps.start))?;
-            let n = self.launch(batch.len(), batch[0].pos + steps.start, steps.len(), Wanted::Id { advance: true })?;
-            for number in self.steps.ids.last_numbers(n) {
+            self.recurrent.write(&self.cache.pages.segments_ahead(batch, steps.start))?;
+            let n =
+                self.launch(batch.len(), batch[0].pos + steps.start, steps.len(), TokenOutput::Id { advance: true })?;
+            for number in self.runner.ids.last_numbers(n) {
                 self.lookahead.push(number);
             }
             steps.start += n;

@@ -1,4 +1,4 @@
-// What `kernels/ptx.cuh` has for nvcc. A kernel begins when all before it are done, so that waiting for these is nothing.
+// The counterpart of `kernels/ptx.cuh`. A kernel starts after all before it have ended, so waiting for those does nothing.
 #pragma once
 #include "software_half.hpp"
 
@@ -15,19 +15,19 @@ inline uint2 load_stream(const uint2* p) { return *p; }
 inline u32 load_stream(const u32* p) { return *p; }
 
 namespace software {
-// Fragments of one lane.
+// A lane's fragments of a product.
 struct Product {
     u32 a[4], b[2];
     float* c;
 };
-// Products of all lanes' fragments; sums are in F32, in the order of the columns of a.
+// Multiplies the fragments of all lanes; sums are F32, in the order of the columns of a.
 void multiply(void* const (&given)[32], u32 arrived);
 
-// Fragments of one lane of a product of bytes.
+// A lane's fragments of a product of bytes.
 struct CodeProduct {
     u32 a[4], b[2];
     int* d;
-    bool has_sign; // of a
+    bool has_sign; // whether the bytes of a are signed
 };
 void multiply_codes(void* const (&given)[32], u32 arrived);
 
@@ -35,7 +35,7 @@ struct Rows {
     const half* row;
     u32* to;
 };
-// The same with N columns of b, as `wide_mma` of kernels/ptx.cuh has them; the warps of a group each do their part.
+// A product with N columns of b, as `wide_mma` of kernels/ptx.cuh computes it; each warp of a group computes its part.
 struct WideProduct {
     const u32* a;
     const half* b;
@@ -112,7 +112,7 @@ inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier) {
 inline u64_t evict_first_policy() { return 0; }
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64_t* barrier, u64_t) { copy_bulk(to, from, bytes, barrier); }
 
-// Words of 16 bytes are read and written in two halves.
+// A word of 16 bytes is read and written as two halves.
 inline u32 load_relaxed(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 inline uint2 load_relaxed(const uint2* p) { return software::as<uint2>(__atomic_load_n((const uint64_t*)p, __ATOMIC_RELAXED)); }
 inline uint4 load_relaxed(const uint4* p) {

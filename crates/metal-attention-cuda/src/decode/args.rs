@@ -9,9 +9,9 @@ use super::layers::{DecodeLayer, OpMatrix};
 use crate::args::{ExchangeArgs, HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::{Format, PANEL, TILE};
+use crate::matrix::{WeightLayout, PANEL, TILE};
 use crate::stack::CudaStack;
-use crate::step::route_args;
+use crate::runner::route_args;
 
 /// Consumer warps of a block: `CONSUMER_WARPS` of `decode.cuh`.
 pub(super) const CONSUMER_WARPS: usize = 8;
@@ -106,7 +106,7 @@ pub(super) struct OpMatrixArgs {
     pub(super) record_bytes: u16,
     /// Records in a stage.
     pub(super) records_per_stage: u16,
-    /// [`Format`].
+    /// [`WeightLayout`].
     pub(super) format: u16,
     /// log2 of the warps that share the columns of a tile.
     pub(super) log_split: u16,
@@ -338,7 +338,7 @@ impl WorkSplit {
 }
 
 /// Records of a format in a stage. Of single panels: a multiple of four where there are that many, since they are multiplied four at a time.
-pub(super) fn records_per_stage(format: Format, stage_bytes: usize) -> usize {
+pub(super) fn records_per_stage(format: WeightLayout, stage_bytes: usize) -> usize {
     let record = format.record();
     match stage_bytes / record.bytes {
         n @ 4.. if record.panels == 1 => n / 4 * 4,
@@ -529,7 +529,7 @@ pub(super) fn layer_args(
     n_blocks: usize,
 ) -> (LayerArgs, OpIndex) {
     let a = layer.attention;
-    let [k_cache, v_cache] = cache.of_layer(i);
+    let [k_cache, v_cache] = cache.layer_addresses(i);
     let (activation, activation_limit) = layer.activation();
     let heads = a.n_head / a.n_kv_head;
     let head_groups = heads.div_ceil(HEADS_PER_UNIT);
@@ -551,7 +551,7 @@ pub(super) fn layer_args(
     let args = LayerArgs {
         ops,
         head_inputs: a.inputs,
-        pages: cache.pages_of_layer(i),
+        pages: cache.page_table_of_layer(i),
         k_cache,
         v_cache,
         sinks: a.sinks.as_ref().map_or(0, CudaBuffer::ptr),

@@ -3,7 +3,7 @@
 //!
 //! [`DecodeLayer::of`] turns a layer's weights into a list of ops, or returns `None` if the layer has anything that the kernel does
 //! not do. If it does so for any layer, `DecodeKernel::new` returns `None`, and the model is decoded with a launch for each op
-//! (`step.rs`) instead; nothing is an error.
+//! (`runner.rs`) instead; nothing is an error.
 //!
 //! Terms: an *op* is one product of a layer with its prologue and epilogue (q/k/v, attention output, router, gate and up, down). A
 //! *tile* is 16 rows of a matrix, a *panel* 64 columns of a tile, and a *record* the codes and scales of one to four panels of a
@@ -14,8 +14,8 @@ use metal_attention_model::{Activation, Residual};
 
 use super::args::OpKind;
 use crate::device::CudaBuffer;
-use crate::matrix::{CudaMatrix, Format, PANEL, TILE};
-use crate::parts::AttentionKernels;
+use crate::matrix::{CudaMatrix, WeightLayout, PANEL, TILE};
+use crate::support::AttentionKernels;
 use crate::stack::CudaStack;
 use crate::weights::{
     CudaAttention, CudaDense, CudaEmbedding, CudaExperts, CudaFeedForward, CudaLayer, CudaMixer, CudaNorm,
@@ -32,7 +32,7 @@ pub(super) struct OpMatrix {
     /// Address of its first record; of experts: of the layer's first expert.
     pub(super) records: u64,
     /// Weight layout.
-    pub(super) format: Format,
+    pub(super) format: WeightLayout,
     /// Rows; of experts below each other: of all chosen ones together.
     pub(super) n_rows: usize,
     /// Columns; of experts side by side: of all chosen ones together.
@@ -59,7 +59,7 @@ impl OpMatrix {
     pub(super) fn of(matrix: &CudaMatrix) -> Self {
         Self {
             records: matrix.args(0).records,
-            format: matrix.format,
+            format: matrix.layout,
             n_rows: matrix.n_rows,
             n_in: matrix.n_in,
             tile_bytes: matrix.tile_bytes(),
@@ -90,7 +90,7 @@ impl OpMatrix {
         };
         Self {
             records: args.records,
-            format: stack.format(),
+            format: stack.layout(),
             n_rows: stack.n_rows,
             n_in: stack.n_in(),
             tile_bytes: tile_bytes as usize,
@@ -112,7 +112,7 @@ impl OpMatrix {
 
 /// Records in a row of tiles of one expert's matrix.
 fn records_per_row(stack: &CudaStack) -> usize {
-    stack.n_in().div_ceil(PANEL) / stack.format().record().panels
+    stack.n_in().div_ceil(PANEL) / stack.layout().record().panels
 }
 
 /// The feed-forward of a supported layer; both kinds have a gate.
@@ -151,7 +151,7 @@ impl<'a> DecodeLayer<'a> {
             feed_forward_post_norm,
             residual,
             sum_norms,
-            own_embedding,
+            layer_embedding,
             streams,
             output_scale,
         } = layer;
@@ -164,9 +164,9 @@ impl<'a> DecodeLayer<'a> {
         // A norm of results would need another exchange between blocks: each has a few of a result's rows.
         let has_result_norms = mixer_post_norm.is_some() || feed_forward_post_norm.is_some() || sum_norms.is_some();
         // Embeddings of the layer, several residual streams, and a scale of the layer's output have no op in the kernel.
-        let has_extras = own_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
+        let has_extras = layer_embedding.is_some() || streams.is_some() || *output_scale != 1.0;
         // Causal masks, norms of single heads and RoPE are what `decode_attention.cuh` does.
-        let is_paged = attention.kernels == AttentionKernels::Paged && attention.inputs_apart.is_none();
+        let is_paged = attention.kernels == AttentionKernels::Paged && attention.separate_inputs.is_none();
         // Layers without keys or values of their own have fewer matrices: they read another layer's cache, or use keys as values.
         if has_result_norms || has_extras || !is_paged || attention.qkv.len() != 3 {
             return None;
@@ -178,7 +178,7 @@ impl<'a> DecodeLayer<'a> {
         let feed_forward = match feed_forward {
             CudaFeedForward::Dense(dense) => {
                 // With a gate whose activation a product's epilogue applies, and without biases of gate and up.
-                let gate = dense.gate.as_ref().filter(|_| dense.on_the_way)?;
+                let gate = dense.gate.as_ref().filter(|_| dense.fuses_activation)?;
                 ops.push((OpKind::GateAndUp, vec![OpMatrix::of(gate), OpMatrix::of(&dense.up)]));
                 ops.push((OpKind::Down, vec![OpMatrix::of(&dense.down.weight)]));
                 GatedFeedForward::Dense(dense)
@@ -197,7 +197,7 @@ impl<'a> DecodeLayer<'a> {
         let share_inputs = |of: &[OpMatrix]| of.iter().all(|m| m.format.has_codes() == of[0].format.has_codes());
         let is_supported = |(_, of): &(OpKind, Vec<OpMatrix>)| share_inputs(of) && of.iter().all(has_aligned_rows);
         // Only RMSNorms without a bias: the norm's factor is applied to the product's rows.
-        let rms = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.is_on_the_way());
+        let rms = |norm: &'a Option<CudaNorm>| norm.as_ref().filter(|norm| norm.fuses_with_product());
         let (mixer_norm, norm) = (rms(mixer_norm)?, rms(feed_forward_norm)?);
         ops.iter().all(is_supported).then_some(Self { mixer_norm, attention, norm, feed_forward, residual_scale, ops })
     }
@@ -268,7 +268,7 @@ fn are_supported(experts: &CudaExperts) -> bool {
     let has_shared = shared.is_some() || shared_gate.is_some();
     // The columns of down of all chosen experts lie side by side, and records are copied whole: a record with columns of two experts, or
     // with padding between them, would shift the inputs. The same number is the rows of gate and up, which so fill whole tiles.
-    let has_whole_records = down.n_in().is_multiple_of(down.format().record().panels * PANEL);
+    let has_whole_records = down.n_in().is_multiple_of(down.layout().record().panels * PANEL);
     // The scores of experts are exchanged like any vector, in pairs of words: four elements.
     let is_routable = spec.n_used <= MAX_EXPERTS_PER_TOKEN
         && spec.n_expert.is_multiple_of(4)

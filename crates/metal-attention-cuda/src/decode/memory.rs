@@ -4,7 +4,7 @@
 use super::args::{CONSUMER_WARPS, HEADS_PER_UNIT, OpKind, SMALL_OP_FLOATS, SUMS_STRIDE, WorkSplit, records_per_stage};
 use super::layers::{DecodeLayer, OpMatrix, max_rows};
 use crate::device::CudaSummary;
-use crate::matrix::{Format, PANEL, TILE};
+use crate::matrix::{WeightLayout, PANEL, TILE};
 
 /// Stages of a warp's ring at most: more gain nothing.
 const MAX_STAGES: usize = 16;
@@ -152,7 +152,7 @@ fn stages_of(stage_bytes: usize, bytes_per_warp: usize) -> (usize, usize) {
 /// The size and number of stages with which a full ring holds the most bytes of weights, on average over the bytes of `matrices`: stages hold whole
 /// records, so that a size suits formats differently.
 fn best_stages<'a>(matrices: impl Iterator<Item = &'a OpMatrix>, bytes_per_warp: usize) -> (usize, usize) {
-    let mut bytes_of: Vec<(Format, usize)> = Vec::new();
+    let mut bytes_of: Vec<(WeightLayout, usize)> = Vec::new();
     for matrix in matrices {
         let bytes = matrix.n_tiles() * matrix.tile_bytes;
         match bytes_of.iter_mut().find(|(format, _)| *format == matrix.format) {
@@ -163,7 +163,7 @@ fn best_stages<'a>(matrices: impl Iterator<Item = &'a OpMatrix>, bytes_per_warp:
     let largest =
         bytes_of.iter().map(|(format, _)| format.record().bytes).max().unwrap_or(1).next_multiple_of(STAGE_UNIT);
     let used = |(stage_bytes, n_stages): (usize, usize)| {
-        let of_format = |(format, bytes): &(Format, usize)| {
+        let of_format = |(format, bytes): &(WeightLayout, usize)| {
             (records_per_stage(*format, stage_bytes) * format.record().bytes) as f64 * *bytes as f64
         };
         n_stages as f64 * bytes_of.iter().map(of_format).sum::<f64>()
