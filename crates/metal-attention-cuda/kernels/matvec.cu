@@ -155,7 +155,7 @@ template <int TOKENS> struct Accumulators<F32, TOKENS> : FloatAccumulators<F32, 
 };
 
 // One block's share of y = W f(x): the tile groups `block_of_part`, block_of_part + n_blocks_of_part, ... of a matrix, or of the pair of gate and up. `block_of_part`,
-// `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory is as `shared_of` of
+// `n_blocks_of_part`: index among the blocks of this matrix, and their number. All threads of the block call it; shared memory is as `gemv_shared_bytes` of
 // src/runner/linear.rs counts it.
 template <u32 FORMAT, int TOKENS>
 __device__ __forceinline__ void matvec_part(const MatvecArgs& a, const Matrix& first_matrix, const Matrix& second_matrix, u32 block_of_part, u32 n_blocks_of_part) {
