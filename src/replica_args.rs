@@ -81,7 +81,7 @@ impl ReplicaArgs {
         let setup = self.setup.options(model);
         let list = match (self.wgpu, self.device.any_cuda, self.replicas) {
             (true, _, _) => vec![Device::Wgpu],
-            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_cards)?,
+            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_ranks)?,
             (false, _, _) => self.device.devices.clone(),
         };
         let n = self.replicas.unwrap_or(list.len());
@@ -98,10 +98,10 @@ impl ReplicaArgs {
             list.iter()
                 .filter_map(first)
                 .skip(i + 1)
-                .any(|other| setup.n_cards > 1 && other.abs_diff(card) < setup.n_cards)
+                .any(|other| setup.n_ranks > 1 && other.abs_diff(card) < setup.n_ranks)
         };
         if list.iter().filter_map(first).enumerate().any(overlap) {
-            let n = setup.n_cards;
+            let n = setup.n_ranks;
             let message = format!(
                 "--device names cards less than {n} apart, of which each begins {n} that share a replica (--tensor-parallel {n}): \
                  name the first of each, as in --device cuda:0,cuda:{n}"
@@ -149,12 +149,12 @@ fn check_room(n: usize, devices: &[Device], model: &Model) -> Result<(), CliErro
     }
 }
 
-/// All NVIDIA GPUs; if `n_cards` GPUs share a replica, the first one of each group.
+/// All NVIDIA GPUs; if `n_ranks` GPUs share a replica, the first one of each group.
 #[cfg(feature = "cuda")]
-fn cuda_devices(n_cards: usize) -> Result<Vec<Device>, CliError> {
+fn cuda_devices(n_ranks: usize) -> Result<Vec<Device>, CliError> {
     let n = metal_attention::cuda_summaries().map_err(|error| CliError::General(error.to_string()))?.len();
-    // If there are fewer GPUs than `n_cards`, building the forward pass reports it.
-    Ok((0..(n / n_cards).max(1)).map(|i| Device::Cuda(i * n_cards)).collect())
+    // If there are fewer GPUs than `n_ranks`, building the forward pass reports it.
+    Ok((0..(n / n_ranks).max(1)).map(|i| Device::Cuda(i * n_ranks)).collect())
 }
 
 /// The first GPU; building the forward pass reports that CUDA is not compiled in.

@@ -80,7 +80,7 @@ struct GpuMemory {
 fn on_gpus(engine: &EngineOptions, model: &Model, first: usize) -> Vec<MemoryNeed> {
     // The driver and the kernels take the rest.
     const PERCENT: u64 = 95;
-    let n_gpus = engine.n_cards.max(1);
+    let n_gpus = engine.n_ranks.max(1);
     let ordinals = first..first.saturating_add(n_gpus);
     let capacity = |ordinal| all_gpus().iter().find(|gpu| gpu.ordinal == ordinal).map(|gpu| gpu.memory / 100 * PERCENT);
     let free = ordinals.clone().map(capacity).sum();
@@ -148,7 +148,7 @@ mod tests {
     fn gpus_that_share_a_replica_have_a_part_each() {
         let model = Model::built_in().unwrap();
         let bytes = engine(Device::Cuda(2)).memory_bytes(&model, None);
-        let two = needs(&[EngineOptions { n_cards: 2, ..engine(Device::Cuda(2)) }], &model);
+        let two = needs(&[EngineOptions { n_ranks: 2, ..engine(Device::Cuda(2)) }], &model);
         let parts: Vec<_> = two.iter().map(|need| (need.device.as_str(), need.bytes)).collect();
         assert_eq!(parts, [("cuda:2", bytes.div_ceil(2)), ("cuda:3", bytes.div_ceil(2))]);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use metal_attention_cuda::{
-    CudaCards, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, cuda_summaries,
+    CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelPass, cuda_summaries,
 };
 use metal_attention_model::{DEFAULT_UBATCH, ForwardPass, MemoryUse, PageUse};
 
@@ -26,18 +26,22 @@ pub(crate) fn forward_pass(
 }
 
 /// Shares `model` out among as many devices as `options` say, from device `first` on.
-pub(crate) fn cards(model: &Model, options: &EngineOptions, first: usize) -> Result<CudaCards, CudaError> {
+pub(crate) fn tensor_parallel(
+    model: &Model,
+    options: &EngineOptions,
+    first: usize,
+) -> Result<TensorParallelPass, CudaError> {
     CudaForwardPass::supports(model.spec())?;
     let open = |ordinal| {
         let gpu = Arc::new(CudaDevice::open(ordinal, options.watch.clone())?);
         log_card(&gpu);
         Ok(gpu)
     };
-    let gpus = (first..first.saturating_add(options.n_cards)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
-    let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
+    let gpus = (first..first.saturating_add(options.n_ranks)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
+    let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_ranks: 0 }) };
     let free = gpus.iter().map(|gpu| gpu.free_memory()).sum::<Result<u64, CudaError>>()?;
     let options = pass_options(options, model, gpu.summary(), free);
-    let pass = CudaCards::new(&gpus, model.spec(), model.weights(), &options)?;
+    let pass = TensorParallelPass::new(&gpus, model.spec(), model.weights(), &options)?;
     tracing::info!("the model is shared out: {}", pass.shared());
     log_memory(pass.memory_use(), pass.cache_pages());
     Ok(pass)
@@ -94,7 +98,7 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
         n_ubatch,
         cache_type: options.cache_type,
         exact: options.exact,
-        one_launch: None,
+        persistent_kernel_limit: None,
     };
     if let Some(n_ubatch) = options.n_ubatch {
         return with(n_ubatch);
@@ -102,7 +106,7 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
     let best = with(CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
     let mut needed = best.memory_needed(model.spec(), model.weights());
     // Each card has all of what steps work with.
-    needed.scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    needed.scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     if needed.total() > available { with(DEFAULT_UBATCH) } else { best }
 }
 
@@ -111,7 +115,7 @@ fn sized(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u
     let n_ubatch = options.n_ubatch.unwrap_or_else(|| CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
     let smallest = CudaForwardPassOptions { n_ubatch, n_ctx: options.n_ctx_of(model), ..Default::default() };
     let needed = smallest.memory_needed(model.spec(), model.weights());
-    let scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    let scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     options.sized(model.spec(), Some(available), needed.weights.saturating_add(scratch))
 }
 

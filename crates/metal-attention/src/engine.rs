@@ -5,7 +5,7 @@ use metal_attention_model::{ForwardPass, PageUse, Watch};
 
 use crate::memory::available_memory;
 #[cfg(feature = "cuda")]
-use crate::{CudaCards, CudaForwardPass, cuda_engine};
+use crate::{CudaForwardPass, TensorParallelPass, cuda_engine};
 use crate::{Device, Error, Model};
 #[cfg(feature = "wgpu")]
 use crate::{WgpuForwardPass, wgpu_engine};
@@ -23,7 +23,7 @@ pub struct EngineOptions {
     pub device: Device,
     /// NVIDIA GPUs that share the model out among themselves (tensor parallelism): `device`, which is then one of CUDA's, and those
     /// that follow it.
-    pub n_cards: usize,
+    pub n_ranks: usize,
     /// Tokens each sequence has room for. `None`: the context of the training, at most 4096 unless
     /// [`long_context`](Self::long_context) says otherwise.
     pub n_ctx: Option<usize>,
@@ -60,7 +60,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             device: Device::Auto,
-            n_cards: 1,
+            n_ranks: 1,
             n_ctx: None,
             long_context: None,
             n_seq: 1,
@@ -86,7 +86,7 @@ pub enum Backend {
     Cuda(CudaForwardPass),
     /// On several of them, which share the model.
     #[cfg(feature = "cuda")]
-    CudaCards(CudaCards),
+    TensorParallel(TensorParallelPass),
     /// On a GPU.
     #[cfg(feature = "wgpu")]
     Wgpu(WgpuForwardPass),
@@ -98,7 +98,7 @@ impl Backend {
         match self {
             Self::Cpu(pass) => Some(pass),
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) | Self::CudaCards(_) => None,
+            Self::Cuda(_) | Self::TensorParallel(_) => None,
             #[cfg(feature = "wgpu")]
             Self::Wgpu(_) => None,
         }
@@ -111,7 +111,7 @@ impl Backend {
             #[cfg(feature = "cuda")]
             Self::Cuda(pass) => pass,
             #[cfg(feature = "cuda")]
-            Self::CudaCards(pass) => pass,
+            Self::TensorParallel(pass) => pass,
             #[cfg(feature = "wgpu")]
             Self::Wgpu(pass) => pass,
         }
@@ -123,7 +123,7 @@ impl Backend {
             #[cfg(feature = "cuda")]
             Self::Cuda(pass) => Box::new(pass),
             #[cfg(feature = "cuda")]
-            Self::CudaCards(pass) => Box::new(pass),
+            Self::TensorParallel(pass) => Box::new(pass),
             #[cfg(feature = "wgpu")]
             Self::Wgpu(pass) => Box::new(pass),
         }
@@ -145,9 +145,9 @@ impl EngineOptions {
         }
         match &self.device {
             Device::Auto | Device::Cpu | Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_)
-                if self.n_cards > 1 =>
+                if self.n_ranks > 1 =>
             {
-                Err(Error::CardsWithoutCuda { device: self.device.clone(), n_cards: self.n_cards })
+                Err(Error::TensorParallelWithoutCuda { device: self.device.clone(), n_ranks: self.n_ranks })
             }
             Device::Cpu => self.cpu_pass(model),
             Device::Cuda(ordinal) => self.cuda_pass(model, *ordinal),
@@ -188,8 +188,8 @@ impl EngineOptions {
 
     #[cfg(feature = "cuda")]
     fn cuda_pass(&self, model: &Model, ordinal: usize) -> Result<Backend, Error> {
-        if self.n_cards > 1 {
-            return Ok(Backend::CudaCards(cuda_engine::cards(model, self, ordinal)?));
+        if self.n_ranks > 1 {
+            return Ok(Backend::TensorParallel(cuda_engine::tensor_parallel(model, self, ordinal)?));
         }
         Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, ordinal)?))
     }

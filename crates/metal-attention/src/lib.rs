@@ -67,7 +67,7 @@ pub use metal_attention_cpu::{
 };
 #[cfg(feature = "cuda")]
 pub use metal_attention_cuda::{
-    CudaCards, CudaCeilings, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary,
+    CudaCeilings, CudaDevice, CudaError, CudaForwardPass, CudaForwardPassOptions, CudaSummary, TensorParallelPass,
     cuda_summaries,
 };
 pub use metal_attention_gguf as gguf;

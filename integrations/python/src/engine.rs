@@ -47,12 +47,12 @@ pub struct Engine {
 impl Engine {
     /// Loads a model. Ctrl-C ends the loading.
     #[new]
-    #[pyo3(signature = (model, *, device, n_cards, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
+    #[pyo3(signature = (model, *, device, n_ranks, n_ctx, n_parallel, n_threads, cache_type, exact, in_memory, download))]
     fn new(
         py: Python<'_>,
         model: Option<String>,
         device: &str,
-        n_cards: usize,
+        n_ranks: usize,
         n_ctx: Option<usize>,
         n_parallel: usize,
         n_threads: Option<usize>,
@@ -66,7 +66,7 @@ impl Engine {
         let watch = Watch::default();
         let engine = EngineOptions {
             device,
-            n_cards,
+            n_ranks,
             n_ctx,
             n_threads,
             cache_type,

@@ -242,8 +242,8 @@ impl Args {
             let hash = model_hash::sha256(model.gguf())?;
             for device in &devices {
                 for &n_threads in &threads {
-                    let (device, n_cards) = (device.clone(), self.tensor_parallel);
-                    let options = EngineOptions { device, n_cards, n_threads, ..self.compute.options() };
+                    let (device, n_ranks) = (device.clone(), self.tensor_parallel);
+                    let options = EngineOptions { device, n_ranks, n_threads, ..self.compute.options() };
                     let kind = self.measure_groups(&groups, &args.name(), model, &hash, &options, run)?;
                     // The number of CPU threads does not change the speed of a GPU: it is measured once.
                     if kind.is_some_and(|kind| kind != "cpu") {

@@ -101,7 +101,7 @@ class Engine:
         model: str | None,
         *,
         device: str,
-        n_cards: int,
+        n_ranks: int,
         n_ctx: int | None,
         n_parallel: int,
         n_threads: int | None,

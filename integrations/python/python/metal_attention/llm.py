@@ -145,7 +145,7 @@ class LLM:
             self._engine = Engine(
                 path,
                 device=device,
-                n_cards=tensor_parallel_size,
+                n_ranks=tensor_parallel_size,
                 n_ctx=n_ctx if max_model_len is None else max_model_len,
                 n_parallel=n_parallel if max_num_seqs is None else max_num_seqs,
                 n_threads=n_threads,

@@ -128,7 +128,7 @@ impl DeviceName {
             #[cfg(feature = "cuda")]
             Backend::Cuda(pass) => Self::of_pass(pass),
             #[cfg(feature = "cuda")]
-            Backend::CudaCards(pass) => Self::of_pass(pass),
+            Backend::TensorParallel(pass) => Self::of_pass(pass),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(pass) => {
                 let gpu = pass.gpu().summary();
@@ -159,7 +159,7 @@ pub fn measure(
         #[cfg(feature = "cuda")]
         Backend::Cuda(pass) => cuda(pass, model, effort, step),
         #[cfg(feature = "cuda")]
-        Backend::CudaCards(_) => {
+        Backend::TensorParallel(_) => {
             let message = "the ceilings of several cards together are not measured: leave --tensor-parallel out";
             Err(CliError::General(message.into()))
         }
@@ -245,7 +245,7 @@ fn cuda(
     step();
     let launches = Launches::Cuda {
         kernel_in_graph_us: 1e6 * costs.in_graph,
-        kernel_us: 1e6 * costs.alone,
+        kernel_us: 1e6 * costs.without_graph,
         round_trip_us: 1e6 * costs.round_trip,
         graph_us: 1e6 * costs.graph,
     };

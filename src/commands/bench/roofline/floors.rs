@@ -213,7 +213,7 @@ fn launches_so_far(backend: &Backend) -> u64 {
         #[cfg(feature = "cuda")]
         Backend::Cuda(pass) => pass.launches(),
         #[cfg(feature = "cuda")]
-        Backend::CudaCards(_) => 0,
+        Backend::TensorParallel(_) => 0,
         #[cfg(feature = "wgpu")]
         Backend::Wgpu(_) => 0,
     }
@@ -226,9 +226,9 @@ fn launches(backend: &Backend, n_tokens: usize, n_ubatch: usize) -> Option<u64> 
     match backend {
         Backend::Cpu(_) => None,
         #[cfg(feature = "cuda")]
-        Backend::Cuda(pass) => (n_tokens == 1 && pass.has_one_launch(0)).then_some(1),
+        Backend::Cuda(pass) => (n_tokens == 1 && pass.uses_persistent_kernel(0)).then_some(1),
         #[cfg(feature = "cuda")]
-        Backend::CudaCards(_) => None,
+        Backend::TensorParallel(_) => None,
         #[cfg(feature = "wgpu")]
         Backend::Wgpu(pass) => {
             let whole = (n_tokens / n_ubatch * pass.launches(n_ubatch, n_ubatch - 1)) as u64;

@@ -1,51 +1,55 @@
-//! The highest logits: all rows in one launch.
+//! The [`TOP_K`] highest logits of each output token, for sampling on the host (`top_k.cu`), in one launch for all rows.
+//!
+//! Each block selects the highest logits of a part of the vocabulary, and the last block of a row merges them. Logits are
+//! compared by a sort key of 8 bytes.
 
 use metal_attention_model::TopK;
 
-use super::Steps;
+use super::ModelRunner;
 use crate::CudaError;
 use crate::args::TopKArgs;
-use crate::launch::Grid;
+use crate::launch::LaunchGrid;
 
-/// Logits that come back of each row: as `kernels/top_k.cu` has it.
+/// Highest logits of each row that are computed: `TOP_K` of `kernels/top_k.cu`.
 pub(crate) const TOP_K: usize = 128;
-/// Threads of a block, which selects as many ranks at most, and logits of each thread.
+/// Threads of a block, which is also the most logits that a block selects.
 const THREADS: usize = 256;
+/// Logits of a thread.
 const ITEMS: usize = 16;
 
-/// Blocks of a row, and logits of each but the last.
+/// Blocks of a row, and logits of each block but the last.
 fn chunks(n_vocab: usize) -> (usize, usize) {
     let n = n_vocab.div_ceil(THREADS * ITEMS).max(1);
     (n, n_vocab.div_ceil(n))
 }
 
-/// Bytes of what the blocks of a row select.
+/// Bytes of the logits that all blocks of a row select.
 pub(crate) fn top_k_bytes(n_vocab: usize) -> usize {
     8 * THREADS * chunks(n_vocab).0
 }
 
-/// The grid for `n_rows` rows, and how many logits a block takes.
-fn grid(n_vocab: usize, n_rows: usize) -> (Grid, u32) {
+/// The grid for `n_rows` rows, and the logits of a block.
+fn grid(n_vocab: usize, n_rows: usize) -> (LaunchGrid, u32) {
     let (n_chunks, chunk) = chunks(n_vocab);
-    (Grid { blocks: [n_chunks, n_rows, 1], threads: THREADS, shared: 0 }, chunk as u32)
+    (LaunchGrid { blocks: [n_chunks, n_rows, 1], threads: THREADS, shared: 0 }, chunk as u32)
 }
 
-/// A row of what the kernel gives, `rank_of` of `kernels/rank.cuh`: a number that rises with the logit, above one that falls with
-/// the id; 0: no more logits.
-pub(crate) fn top_k_list(ranks: &[u64]) -> TopK {
+/// The ids and logits of a row of sort keys (`argmax_key` of `kernels/argmax.cuh`). A key is a number that rises with the logit in
+/// its high half, and one that falls with the id in its low half; key 0 ends the list.
+pub(crate) fn top_k_list(keys: &[u64]) -> TopK {
     let logit = |ordered: u32| f32::from_bits(if ordered >> 31 == 1 { ordered & (u32::MAX >> 1) } else { !ordered });
-    ranks.iter().take_while(|rank| **rank > 0).map(|rank| (!*rank as u32, logit((rank >> 32) as u32))).collect()
+    keys.iter().take_while(|key| **key > 0).map(|key| (!*key as u32, logit((key >> 32) as u32))).collect()
 }
 
-impl Steps {
-    /// The [`TOP_K`] highest of each of `n_rows` rows of logits.
+impl ModelRunner {
+    /// Launches the search for the [`TOP_K`] highest of each of `n_rows` rows of logits.
     pub(crate) fn top_k(&mut self, n_vocab: usize, n_rows: usize) -> Result<(), CudaError> {
         let (grid, chunk) = grid(n_vocab, n_rows);
         let args = TopKArgs {
-            logits: self.s.logits.ptr(),
-            lists: self.s.top_k_lists.ptr(),
-            tickets: self.s.argmax_tickets.ptr(),
-            best: self.s.top_k.ptr(),
+            logits: self.buffers.logits.ptr(),
+            lists: self.buffers.top_k_lists.ptr(),
+            tickets: self.buffers.argmax_tickets.ptr(),
+            best: self.buffers.top_k.ptr(),
             n_vocab: n_vocab as u32,
             chunk,
         };
@@ -62,17 +66,17 @@ mod tests {
     use super::*;
     use crate::CudaDevice;
     use crate::device::Readback;
-    use crate::launch::Start;
+    use crate::launch::LaunchOrder;
 
-    /// A name, and a logit of its place and a random number.
+    /// A name, and a function from an index and a random number to a logit.
     type Kind = (&'static str, fn(usize, f32) -> f32);
 
-    /// What the kernel finds in `logits` `[n_rows, n_vocab]`, twice one after the other.
+    /// The result of the kernel for `logits` `[n_rows, n_vocab]`, launched twice in a row.
     fn lists(gpu: &Arc<CudaDevice>, logits: &[f32], n_vocab: usize) -> Vec<TopK> {
         let n_rows = logits.len() / n_vocab;
         let (grid, chunk) = grid(n_vocab, n_rows);
         let buffer = gpu.upload("logits", logits).unwrap();
-        // Ends where the kernel is to end, and zeros where it asks for them.
+        // Each buffer ends where the kernel should stop writing, and the counters are zero.
         let lists = gpu.buffer("lists", (top_k_bytes(n_vocab) * n_rows) as u64).unwrap();
         let best = gpu.buffer("best", (8 * TOP_K * n_rows) as u64).unwrap();
         let tickets = gpu.zeros("tickets", 4 * n_rows as u64).unwrap();
@@ -86,15 +90,15 @@ mod tests {
         };
         let kernel = gpu.kernel("top_k").unwrap();
         for _ in 0..2 {
-            gpu.launch(kernel, grid, &args, Start::Early).unwrap();
+            gpu.launch(kernel, grid, &args, LaunchOrder::Overlapped).unwrap();
         }
         let mut readback = Readback::new(gpu, best.bytes()).unwrap();
         readback.copy(&best, best.bytes()).unwrap();
-        let ranks: &[u64] = bytemuck::cast_slice(readback.read(best.bytes()).unwrap());
-        ranks.chunks_exact(TOP_K).map(top_k_list).collect()
+        let keys: &[u64] = bytemuck::cast_slice(readback.read(best.bytes()).unwrap());
+        keys.chunks_exact(TOP_K).map(top_k_list).collect()
     }
 
-    /// Numbers between -1 and 1.
+    /// Random numbers between -1 and 1.
     fn random(seed: u64) -> impl Iterator<Item = f32> {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         std::iter::repeat_with(move || {
@@ -109,8 +113,8 @@ mod tests {
     fn cuda_lists_are_those_of_all_logits_sorted() {
         let Some(gpu) = CudaDevice::for_tests() else { return };
         let (nan, inf) = (f32::NAN, f32::INFINITY);
-        // Like logits; many alike; rising and falling, so that one chunk, or one thread, has all that is high; nothing that compares,
-        // or little; infinities and zeros of either sign.
+        // Like logits; many equal ones; rising and falling, so that one block or one thread has all high ones; no comparable
+        // numbers, or few; infinities and zeros of either sign.
         let kinds: [Kind; 11] = [
             ("random", |_, v| 20.0 * v),
             ("steep", |_, v| (9.0 * v).exp()),

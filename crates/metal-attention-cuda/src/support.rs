@@ -1,5 +1,5 @@
-//! What this backend knows of a model: every part is matched here, and goes to fast kernels, to general ones, or is refused by
-//! name.
+//! [`supports`]: which models the CUDA kernels can run, and which kernels run which attention. Every part of a model is matched
+//! here without a wildcard, so that a new part has to be mapped to kernels or rejected by name.
 
 use metal_attention_model::{
     Activation, AttentionSpec, Dense, DenseWeights, Embedding, Experts, FeedForward, KvSource, LatentAttentionSpec,
@@ -9,45 +9,49 @@ use metal_attention_model::{
 
 use crate::CudaError;
 use crate::args::HeadArgs;
-use crate::matrix::Format;
+use crate::matrix::WeightLayout;
 
-/// Elements of a head that attention over pages has room for, and that of any kind.
+/// Most elements of a head for the kernels that load whole KV pages.
 const MAX_PAGED_HEAD_DIM: usize = 256;
+/// Most elements of a head for the general attention kernel.
 const MAX_HEAD_DIM: usize = 512;
-/// Residual streams that `streams.cu` has room for.
+/// Most residual streams: `MAX_STREAMS` of `streams.cu`.
 const MAX_STREAMS: usize = 8;
-/// Elements of a key of a recurrence: `WALKS` of `recurrence.cuh`.
+/// Most elements of a key of a recurrent mixer, as `recurrence.cuh` has kernels for.
 const MAX_KEY: usize = 256;
-/// Elements of a channel's state in Mamba, whose walk has four threads for a column.
+/// Most elements of a channel's state in Mamba, whose scan has four threads for a column.
 const MAX_CHANNEL_STATE: usize = 64;
-/// Tokens that a convolution sees: `MAX_TAPS` of `recurrent.cu`.
+/// Most taps of a convolution: `MAX_TAPS` of `recurrent.cu`.
 const MAX_TAPS: usize = 16;
-/// Elements of a compressed row that is a value: `PAIRS` of `latent_attention.cu` for each lane.
+/// Most elements of the value part of a compressed row: `PAIRS` of `latent_attention.cu` for each lane.
 const MAX_LATENT: usize = 512;
-/// Experts, and those of a token: `MAX_CHOSEN` of `experts.cu`.
+/// Most experts of a layer.
 const MAX_EXPERTS: usize = 1024;
+/// Most experts of a token: `MAX_CHOSEN` of `routing.cuh`.
 const MAX_CHOSEN: usize = 64;
 
-/// Whether there are kernels for every part of `spec`; otherwise the part that lacks them.
+/// Checks that there are kernels for every part of `spec`. The error names the first part without kernels.
 pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
     let parts = || {
-        // Scale, token types, positions, norm and embeddings for each layer are all run.
+        // There are kernels for all of these.
         let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
         if let Some(streams) = streams {
-            // What the file's format has of them: a layer corrects the streams when it comes to its own embedding.
+            // As in Gemma 3n files: layers correct the streams where they add their per-layer embedding, so both have to be
+            // there, and the first stream is the one that layers compute with.
             let alone = per_layer.is_none() || streams.active != 0 || streams.n > MAX_STREAMS;
             let of_a_kind = spec.layers.iter().all(|layer| matches!(layer.residual, Residual::Sequential { .. }));
             if alone || !of_a_kind {
                 return Err("residual streams but for those of Gemma 3n");
             }
         }
-        // What follows pooling is no matter of a forward pass.
+        // Pooling and what follows it are computed on the host.
         let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
         spec.layers.iter().try_for_each(layer)
     };
     parts().map_err(|part| CudaError::UnsupportedPart { part })
 }
 
+/// Checks a layer.
 fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     let LayerSpec {
         mixer_norm: _,
@@ -100,6 +104,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
     }
 }
 
+/// Checks a mixture of experts.
 fn experts(of: &Experts) -> Result<(), &'static str> {
     let Experts { n_expert, n_used, expert, biases: _, latent: _, router, own_norms: _, shared: _ } = of;
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
@@ -114,8 +119,9 @@ fn experts(of: &Experts) -> Result<(), &'static str> {
     }
 }
 
+/// Checks latent attention.
 fn latent_attention(a: &LatentAttentionSpec) -> Result<(), &'static str> {
-    // Products read four elements at once.
+    // Grouped products read four elements at a time.
     let unaligned = [a.kv_rank, a.n_nope, a.head_dim()].iter().any(|n| n % 4 != 0);
     if a.kv_rank > MAX_LATENT || !a.shared_dim.is_multiple_of(2) || unaligned {
         return Err("latent attention over rows of that many elements");
@@ -123,20 +129,24 @@ fn latent_attention(a: &LatentAttentionSpec) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks a Mamba-2 mixer.
 fn mamba2(of: &Mamba2Spec) -> Result<(), &'static str> {
     taps(of.n_tap)?;
     keys(of.d_state)
 }
 
+/// Checks the number of taps of a convolution.
 fn taps(n: usize) -> Result<(), &'static str> {
     if n > MAX_TAPS { Err("convolutions over that many tokens") } else { Ok(()) }
 }
 
+/// Checks the key size of a recurrent state.
 fn keys(n: usize) -> Result<(), &'static str> {
     if n > MAX_KEY { Err("recurrent states of that many rows") } else { Ok(()) }
 }
 
-/// `Activation` of `common.cuh` and, after it, of `activation.cu`, and its parameter.
+/// The activation's number in the kernels (`Activation` of `common.cuh`; the last one only in `activation.cu`), and its
+/// parameter.
 pub(crate) fn activation_code(activation: Activation) -> (u32, f32) {
     match activation {
         Activation::Silu => (0, 0.0),
@@ -147,8 +157,9 @@ pub(crate) fn activation_code(activation: Activation) -> (u32, f32) {
     }
 }
 
-/// Whether the product of gate and up goes through the activation by itself.
-pub(crate) fn on_the_way(dense: &Dense, weights: &DenseWeights) -> bool {
+/// Whether the epilogue of the product of gate and up can apply the activation: a known activation, equal weight layouts, and
+/// no biases.
+pub(crate) fn fuses_activation(dense: &Dense, weights: &DenseWeights) -> bool {
     let known = match dense.activation {
         Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,
         Activation::ClampedSwiglu { limit: _ } | Activation::SparseGelu { n_std: _ } => false,
@@ -156,12 +167,12 @@ pub(crate) fn on_the_way(dense: &Dense, weights: &DenseWeights) -> bool {
     let DenseWeights { gate, up, down: _ } = weights;
     known
         && gate.as_ref().is_some_and(|gate| {
-            let alike = Format::of(gate.weight.ty()) == Format::of(up.weight.ty());
+            let alike = WeightLayout::of(gate.weight.ty()) == WeightLayout::of(up.weight.ty());
             alike && gate.bias.is_none() && up.bias.is_none()
         })
 }
 
-/// `NormKind` of `norm.cu`.
+/// The norm's number in the kernels: `NormKind` of `norm.cu`.
 pub(crate) fn norm_kind(kind: NormKind) -> u32 {
     match kind {
         NormKind::Rms => 1,
@@ -169,28 +180,28 @@ pub(crate) fn norm_kind(kind: NormKind) -> u32 {
     }
 }
 
-/// What makes queries, keys and values of their projections.
+/// The kernel that makes queries, keys and values of their projections: norm, RoPE, and the append to the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InputKernels {
-    /// Attention does, or puts into the cache what a batch has.
-    OnTheWay,
-    /// Attention does of tokens that are alone in their sequences; of others a kernel that knows all parts.
-    OnTheWayAlone,
-    /// A kernel that knows all parts.
-    Apart,
+pub(crate) enum QkvKernels {
+    /// In decode steps the attention kernel itself; in prefill a small one before it (`append_*`).
+    Fused,
+    /// In decode steps the attention kernel itself; in prefill the separate kernel, since `append_*` knows no gates.
+    FusedInDecode,
+    /// A separate kernel that knows all norms, clamps and scales (`attention_inputs.cu`).
+    Separate,
 }
 
-/// What runs softmax attention.
+/// The kernels that compute softmax attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttentionKernels {
-    /// Kernels that take pages as a whole.
+    /// Kernels that load whole KV pages: `attention.cu`, `attention_on_units.cu`, `prefill_attention.cu`.
     Paged,
-    /// One that knows all parts.
+    /// The kernel for every mask and head size, and ALiBi: `general_attention.cu`.
     General,
 }
 
-/// The kernels that run attention; `norm_bias`: whether norms of queries or keys add something.
-pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (InputKernels, AttentionKernels) {
+/// The kernels for an attention. `norm_bias`: whether the norms of queries or keys have a bias.
+pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (QkvKernels, AttentionKernels) {
     let AttentionSpec {
         n_head: _,
         n_head_kv: _,
@@ -220,17 +231,18 @@ pub(crate) fn attention_kernels(a: &AttentionSpec, norm_bias: bool) -> (InputKer
         kind == NormKind::Rms && over != NormOver::Row && !norm_bias
     });
     let plain = norms && value_norm.is_none() && clamp_qkv.is_none() && temperature.is_none();
-    let on_the_way = paged && plain && *kv == KvSource::Own;
+    let fuses_activation = paged && plain && *kv == KvSource::Own;
     (
-        match (on_the_way, output_gate) {
-            (true, false) => InputKernels::OnTheWay,
-            (true, true) => InputKernels::OnTheWayAlone,
-            (false, _) => InputKernels::Apart,
+        match (fuses_activation, output_gate) {
+            (true, false) => QkvKernels::Fused,
+            (true, true) => QkvKernels::FusedInDecode,
+            (false, _) => QkvKernels::Separate,
         },
         if paged { AttentionKernels::Paged } else { AttentionKernels::General },
     )
 }
 
+/// Checks softmax attention.
 fn attention(a: &AttentionSpec) -> Result<(), &'static str> {
     if a.head_dim > MAX_HEAD_DIM {
         return Err("heads of that many elements");
@@ -238,9 +250,9 @@ fn attention(a: &AttentionSpec) -> Result<(), &'static str> {
     head_codes(a).map(|_| ())
 }
 
-/// `Mask` of the attention kernels, and how far it reaches.
+/// The mask's number in the kernels (`masks.cuh`), and the positions of its window or chunk.
 pub(crate) fn mask_code(mask: Mask) -> (u32, u32) {
-    // Contexts are no longer than 32 bits count.
+    // Longer contexts than u32 counts do not fit in memory.
     let reach = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     match mask {
         Mask::Causal => (0, 0),
@@ -251,7 +263,8 @@ pub(crate) fn mask_code(mask: Mask) -> (u32, u32) {
     }
 }
 
-/// What becomes of queries and keys, without the weights and tables that it takes.
+/// Norm and RoPE of queries and keys, as kernels take them, without the addresses of weights and tables. An error for a
+/// combination without a kernel.
 pub(crate) fn head_codes(a: &AttentionSpec) -> Result<HeadArgs, &'static str> {
     let (norm, norm_after_rope, eps) = match a.qk_norm {
         None => (0, false, 0.0),
