@@ -9,7 +9,7 @@ use metal_attention_gguf::Tensor;
 
 use crate::activations::Q8Activations;
 use crate::error::CpuError;
-use crate::kernels::matmul::{Matrix, Product, matmul};
+use crate::kernels::matmul::{MatmulOp, WeightMatrix, matmul};
 use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 use crate::simd::{Isa, Kernel, LANES, Simd};
@@ -95,18 +95,18 @@ impl CpuCeilings {
     }
 
     /// `task` adds the number of its multiplications to what it is given.
-    fn rate(&self, time: Duration, task: impl Fn(&mut Counted) + Sync) -> f64 {
-        let mut counted = Counted::default();
-        task(&mut counted);
+    fn rate(&self, time: Duration, task: impl Fn(&mut RateSample) + Sync) -> f64 {
+        let mut sample = RateSample::default();
+        task(&mut sample);
         let n_tasks = 16 * self.pool.n_threads();
         let seconds = best(time, || {
             self.pool.for_each(n_tasks, &|_| {
-                let mut counted = Counted::default();
-                task(&mut counted);
-                black_box(counted.value);
+                let mut sample = RateSample::default();
+                task(&mut sample);
+                black_box(sample.value);
             });
         });
-        counted.multiplications as f64 * n_tasks as f64 / seconds
+        sample.multiplications as f64 * n_tasks as f64 / seconds
     }
 
     /// Seconds that a parallel region takes in which every thread has come to take part, and nothing else to do: the
@@ -147,12 +147,12 @@ impl CpuCeilings {
             .iter()
             .map(|tensor| {
                 let bytes = tensor.bytes().len() as u64;
-                let matrix = Matrix::new(&self.pool, &mut memory, tensor, exact);
+                let matrix = WeightMatrix::new(&self.pool, &mut memory, tensor, exact);
                 matrix.ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let widest = |width: fn(&Matrix) -> usize| matrices.iter().map(width).max().unwrap_or(0);
-        let (n_in, n_out) = (widest(Matrix::n_in), widest(Matrix::n_out));
+        let widest = |width: fn(&WeightMatrix) -> usize| matrices.iter().map(width).max().unwrap_or(0);
+        let (n_in, n_out) = (widest(WeightMatrix::n_in), widest(WeightMatrix::n_out));
         let mut q8 = Q8Activations::default();
         let measure = |&n: &usize| {
             let x: Vec<f32> = (0..n * n_in).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -160,7 +160,7 @@ impl CpuCeilings {
             best(time, || {
                 for matrix in &matrices {
                     let y = &mut y[..n * matrix.n_out()];
-                    let mut products = [Product { matrix, rows: 0..n, y, accumulate: false }];
+                    let mut products = [MatmulOp { matrix, rows: 0..n, y, accumulate: false }];
                     matmul(&self.pool, self.isa, &x[..n * matrix.n_in()], &mut q8, &mut products);
                 }
             })
@@ -206,7 +206,7 @@ fn checksum(words: &[u64]) -> u64 {
 
 /// What a loop computed and how many multiplications it took.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
-struct Counted {
+struct RateSample {
     multiplications: u64,
     value: f32,
 }
@@ -216,7 +216,7 @@ struct DotRate<'a> {
     codes: &'a [u8],
     x: &'a [i8],
     steps: usize,
-    sum: &'a mut Counted,
+    sum: &'a mut RateSample,
 }
 
 impl Kernel for DotRate<'_> {
@@ -256,7 +256,7 @@ impl DotRate<'_> {
 struct FmaRate<'a> {
     x: &'a [f32],
     steps: usize,
-    sum: &'a mut Counted,
+    sum: &'a mut RateSample,
 }
 
 impl Kernel for FmaRate<'_> {
@@ -302,13 +302,13 @@ mod tests {
         let codes: Vec<u8> = (0..OPERANDS).map(|i| (i % 128) as u8).collect();
         let (ones, halves) = (vec![1; OPERANDS], vec![0.5; OPERANDS]);
         for isa in Isa::available() {
-            let mut counted = Counted::default();
-            isa.run(DotRate { codes: &codes, x: &ones, steps: 8, sum: &mut counted });
+            let mut sample = RateSample::default();
+            isa.run(DotRate { codes: &codes, x: &ones, steps: 8, sum: &mut sample });
             // Codes 0 to 127, each as often as the others: 63.5 on average.
-            assert_eq!(f64::from(counted.value), 63.5 * counted.multiplications as f64, "{}", isa.name());
-            let mut counted = Counted::default();
-            isa.run(FmaRate { x: &halves, steps: 5, sum: &mut counted });
-            assert_eq!(f64::from(counted.value), 0.25 * counted.multiplications as f64, "{}", isa.name());
+            assert_eq!(f64::from(sample.value), 63.5 * sample.multiplications as f64, "{}", isa.name());
+            let mut sample = RateSample::default();
+            isa.run(FmaRate { x: &halves, steps: 5, sum: &mut sample });
+            assert_eq!(f64::from(sample.value), 0.25 * sample.multiplications as f64, "{}", isa.name());
         }
     }
 

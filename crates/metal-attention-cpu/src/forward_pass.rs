@@ -11,14 +11,14 @@ use metal_attention_model::{
 
 use crate::cores::physical_cores;
 use crate::error::CpuError;
-use crate::forward::{Run, Scratch, Wanted};
-use crate::kv_cache::{CacheType, Element, LayerCache, Places, SharedCache};
+use crate::forward::{MicroBatchRun, RequestedOutput, Scratch};
+use crate::kv_cache::{CacheElement, CacheType, LayerKvCache, PageLayout, SharedKvCache};
 use crate::layers::PreparedWeights;
 use crate::observer::Observer;
 use crate::pool::ThreadPool;
-use crate::side_by_side::SideBySide;
+use crate::sequence_parallel::SequenceParallel;
 use crate::simd::Isa;
-use crate::state::States;
+use crate::state::StateSlots;
 
 /// More threads than any machine has cores for.
 const MAX_THREADS: usize = 4096;
@@ -76,11 +76,11 @@ pub struct CpuForwardPass {
     spec: ModelSpec,
     weights: PreparedWeights,
     cache: Cache,
-    states: States,
+    states: StateSlots,
     /// Which page of the cache holds what.
     pages: PageTable,
     scratch: Scratch,
-    side_by_side: Option<SideBySide>,
+    sequence_parallel: Option<SequenceParallel>,
     /// What is wanted of the last batch: logits or states.
     wanted: Vec<f32>,
     pool: ThreadPool,
@@ -93,8 +93,8 @@ pub struct CpuForwardPass {
 
 /// The KV cache of all layers; none of those that read another's.
 enum Cache {
-    F16(Vec<Option<LayerCache<f16>>>),
-    F32(Vec<Option<LayerCache<f32>>>),
+    F16(Vec<Option<LayerKvCache<f16>>>),
+    F32(Vec<Option<LayerKvCache<f32>>>),
 }
 
 impl CpuForwardPass {
@@ -123,20 +123,20 @@ impl CpuForwardPass {
             CacheType::F32 => Cache::F32(layer_caches(&spec, &groups)?),
         };
         let state_bytes = groups.states().map_or(0, |room| room.bytes());
-        let states = States::new(&spec, &groups)
+        let states = StateSlots::new(&spec, &groups)
             .ok_or(CpuError::OutOfMemory { what: "the recurrent states", bytes: state_bytes })?;
         let no_threads = |source| CpuError::Threads { n_threads, source };
         let pool = ThreadPool::new(n_threads).map_err(no_threads)?.watched(options.watch.clone());
         let isa = options.isa.unwrap_or_else(Isa::best);
         let weights = PreparedWeights::new(&pool, &spec, weights, n_ctx, options.exact)?;
-        let side_by_side = SideBySide::new(weights.bytes(), &pool).map_err(no_threads)?;
+        let sequence_parallel = SequenceParallel::new(weights.bytes(), &pool).map_err(no_threads)?;
         Ok(Self {
             weights,
             cache,
             states,
             pages: PageTable::new(&groups),
             scratch: Scratch::default(),
-            side_by_side,
+            sequence_parallel,
             wanted: Vec::new(),
             pool,
             isa,
@@ -150,8 +150,8 @@ impl CpuForwardPass {
 
     /// Bytes held at this moment. Of the weights those that were repacked count; the others are in the mapped file.
     pub fn memory_use(&self) -> MemoryUse {
-        let side_by_side = self.side_by_side.as_ref().map_or(0, SideBySide::bytes);
-        let scratch = self.scratch.bytes() + side_by_side + 4 * self.wanted.capacity();
+        let sequence_parallel = self.sequence_parallel.as_ref().map_or(0, SequenceParallel::bytes);
+        let scratch = self.scratch.bytes() + sequence_parallel + 4 * self.wanted.capacity();
         MemoryUse {
             weights: self.weights.packed_bytes() as u64,
             kv_cache: self.kv_cache_bytes() as u64,
@@ -180,7 +180,10 @@ impl CpuForwardPass {
     }
 }
 
-fn layer_caches<E: Element>(spec: &ModelSpec, groups: &CacheGroups) -> Result<Vec<Option<LayerCache<E>>>, CpuError> {
+fn layer_caches<E: CacheElement>(
+    spec: &ModelSpec,
+    groups: &CacheGroups,
+) -> Result<Vec<Option<LayerKvCache<E>>>, CpuError> {
     let mut bytes = 0u64;
     let mut layers = Vec::with_capacity(spec.n_layer());
     for (i, layer) in spec.layers.iter().enumerate() {
@@ -189,10 +192,10 @@ fn layer_caches<E: Element>(spec: &ModelSpec, groups: &CacheGroups) -> Result<Ve
             continue;
         };
         let (group, n_pages) = (groups.of_layer(i), groups.n_pages(i));
-        let per_page = Places::page_bytes(cached, size_of::<E>()) as u64;
+        let per_page = PageLayout::page_bytes(cached, size_of::<E>()) as u64;
         bytes = (n_pages as u64).saturating_mul(per_page).saturating_add(bytes);
         let cache =
-            LayerCache::new(group, n_pages, cached).ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })?;
+            LayerKvCache::new(group, n_pages, cached).ok_or(CpuError::OutOfMemory { what: "the KV cache", bytes })?;
         layers.push(Some(cache));
     }
     Ok(layers)
@@ -201,28 +204,28 @@ fn layer_caches<E: Element>(spec: &ModelSpec, groups: &CacheGroups) -> Result<Ve
 /// The cache that each layer reads: its own, another's, or none.
 fn read_by_layers<'c, 'm, E>(
     spec: &ModelSpec,
-    own: &'c [Option<SharedCache<'m, E>>],
-) -> Vec<Option<&'c SharedCache<'m, E>>> {
+    own: &'c [Option<SharedKvCache<'m, E>>],
+) -> Vec<Option<&'c SharedKvCache<'m, E>>> {
     let sources = spec.layers.iter().enumerate().map(|(i, layer)| layer.mixer.cache_of(i));
     sources.map(|source| own[source?].as_ref()).collect()
 }
 
 /// Evaluates `tokens`, side by side where that can be.
-fn forward<E: Element>(
-    layers: &mut [Option<LayerCache<E>>],
-    mut run: Run<'_>,
-    side_by_side: &mut Option<SideBySide>,
+fn forward<E: CacheElement>(
+    layers: &mut [Option<LayerKvCache<E>>],
+    mut run: MicroBatchRun<'_>,
+    sequence_parallel: &mut Option<SequenceParallel>,
     tokens: &[BatchToken],
-    wanted: Wanted<'_>,
+    wanted: RequestedOutput<'_>,
     trace: Option<LayerTrace<'_>>,
 ) {
-    let own: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerCache::shared)).collect();
+    let own: Vec<_> = layers.iter_mut().map(|layer| layer.as_mut().map(LayerKvCache::shared)).collect();
     let caches = read_by_layers(run.spec, &own);
-    match (side_by_side, wanted) {
+    match (sequence_parallel, wanted) {
         // Who watches the layers, or their matrices, sees all tokens together.
-        (Some(side_by_side), Wanted::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
-            if !side_by_side.forward(&mut run, &caches, tokens, logits) {
-                run.forward(&caches, tokens, Wanted::Logits(logits), trace);
+        (Some(sequence_parallel), RequestedOutput::Logits(logits)) if trace.is_none() && run.observer.is_none() => {
+            if !sequence_parallel.forward(&mut run, &caches, tokens, logits) {
+                run.forward(&caches, tokens, RequestedOutput::Logits(logits), trace);
             }
         }
         (_, wanted) => run.forward(&caches, tokens, wanted, trace),
@@ -231,7 +234,7 @@ fn forward<E: Element>(
 
 /// What is to come back of the wanted tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum OutputKind {
     Logits,
     Hidden,
 }
@@ -241,12 +244,12 @@ impl CpuForwardPass {
     fn evaluate(
         &mut self,
         batch: &[BatchToken],
-        kind: Kind,
+        kind: OutputKind,
         mut trace: Option<LayerTrace<'_>>,
     ) -> Result<usize, ForwardError> {
         let width = match kind {
-            Kind::Logits => self.spec.n_vocab,
-            Kind::Hidden => self.spec.n_embd,
+            OutputKind::Logits => self.spec.n_vocab,
+            OutputKind::Hidden => self.spec.n_embd,
         };
         let n_wanted = batch.iter().filter(|t| t.logits).count() * width;
         if self.wanted.len() < n_wanted {
@@ -257,7 +260,7 @@ impl CpuForwardPass {
             self.wanted.resize(n_wanted, 0.0);
         }
         self.pool.begin();
-        check_wanted(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == Kind::Logits)?;
+        check_wanted(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == OutputKind::Logits)?;
         self.pages.check(batch, self.spec.n_vocab)?;
         self.pages.begin(batch);
         let states = self.states.shared();
@@ -272,20 +275,20 @@ impl CpuForwardPass {
             let n = tokens.iter().filter(|t| t.logits).count() * width;
             let wanted = &mut self.wanted[done..done + n];
             let wanted = match kind {
-                Kind::Logits => Wanted::Logits(wanted),
-                Kind::Hidden => Wanted::Hidden(wanted),
+                OutputKind::Logits => RequestedOutput::Logits(wanted),
+                OutputKind::Hidden => RequestedOutput::Hidden(wanted),
             };
             if let Some(profiler) = &mut self.profiler {
                 profiler.begin_step(Phase::of(batch), tokens.len());
             }
-            let run = Run {
+            let run = MicroBatchRun {
                 spec: &self.spec,
                 weights: &self.weights,
                 pool: &self.pool,
                 isa: self.isa,
                 pages: &self.pages,
                 states: &states,
-                s: &mut self.scratch,
+                scratch: &mut self.scratch,
                 profiler: self.profiler.as_mut(),
                 observer: self.observer.as_mut(),
             };
@@ -294,8 +297,8 @@ impl CpuForwardPass {
                 None => None,
             };
             match &mut self.cache {
-                Cache::F16(layers) => forward(layers, run, &mut self.side_by_side, tokens, wanted, trace),
-                Cache::F32(layers) => forward(layers, run, &mut self.side_by_side, tokens, wanted, trace),
+                Cache::F16(layers) => forward(layers, run, &mut self.sequence_parallel, tokens, wanted, trace),
+                Cache::F32(layers) => forward(layers, run, &mut self.sequence_parallel, tokens, wanted, trace),
             }
             if self.pool.is_cancelled() {
                 self.pages.retract(batch);
@@ -317,12 +320,12 @@ impl Cache {
 }
 
 /// Bytes of a page of `group`, over all its layers.
-fn page_bytes<E: Element>(layers: &[Option<LayerCache<E>>], group: usize) -> u64 {
+fn page_bytes<E: CacheElement>(layers: &[Option<LayerKvCache<E>>], group: usize) -> u64 {
     let of_group = layers.iter().flatten().filter(|layer| layer.group() == group);
     of_group.map(|layer| layer.page_bytes() as u64).sum()
 }
 
-fn read_page<E: Element>(layers: &[Option<LayerCache<E>>], group: usize, page: u32, mut bytes: &mut [u8]) {
+fn read_page<E: CacheElement>(layers: &[Option<LayerKvCache<E>>], group: usize, page: u32, mut bytes: &mut [u8]) {
     for layer in layers.iter().flatten().filter(|layer| layer.group() == group) {
         let (own, rest) = bytes.split_at_mut(layer.page_bytes());
         layer.read_page(page, own);
@@ -330,7 +333,7 @@ fn read_page<E: Element>(layers: &[Option<LayerCache<E>>], group: usize, page: u
     }
 }
 
-fn write_page<E: Element>(layers: &mut [Option<LayerCache<E>>], group: usize, page: u32, mut bytes: &[u8]) {
+fn write_page<E: CacheElement>(layers: &mut [Option<LayerKvCache<E>>], group: usize, page: u32, mut bytes: &[u8]) {
     for layer in layers.iter_mut().flatten().filter(|layer| layer.group() == group) {
         let (own, rest) = bytes.split_at(layer.page_bytes());
         layer.write_page(page, own);
@@ -427,8 +430,8 @@ impl ForwardPass for CpuForwardPass {
 
     fn kv_cache_bytes(&self) -> usize {
         let keys_and_values: usize = match &self.cache {
-            Cache::F16(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
-            Cache::F32(layers) => layers.iter().flatten().map(LayerCache::bytes).sum(),
+            Cache::F16(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
+            Cache::F32(layers) => layers.iter().flatten().map(LayerKvCache::bytes).sum(),
         };
         keys_and_values + self.states.bytes()
     }
@@ -452,12 +455,12 @@ impl ForwardPass for CpuForwardPass {
         batch: &[BatchToken],
         trace: Option<LayerTrace<'_>>,
     ) -> Result<Logits<'_>, ForwardError> {
-        let n = self.evaluate(batch, Kind::Logits, trace)?;
+        let n = self.evaluate(batch, OutputKind::Logits, trace)?;
         Ok(Logits::new(&self.wanted[..n], self.spec.n_vocab))
     }
 
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
-        let n = self.evaluate(batch, Kind::Hidden, None)?;
+        let n = self.evaluate(batch, OutputKind::Hidden, None)?;
         Ok(self.wanted[..n].to_vec())
     }
 }

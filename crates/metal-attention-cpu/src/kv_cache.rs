@@ -16,7 +16,7 @@ use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd};
 
 /// An element of the KV cache.
-pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
+pub(crate) trait CacheElement: Copy + Default + Send + Sync + 'static {
     /// 16 elements.
     ///
     /// # Safety
@@ -35,7 +35,7 @@ pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     fn from_bytes(elements: &mut [Self], bytes: &[u8]);
 }
 
-impl Element for f16 {
+impl CacheElement for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks; f16 is a transparent u16.
@@ -58,7 +58,7 @@ impl Element for f16 {
     }
 }
 
-impl Element for f32 {
+impl CacheElement for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks.
@@ -87,50 +87,50 @@ pub(crate) fn padded(value_dim: usize) -> usize {
 }
 
 /// Keys and values of one layer, all pages.
-pub(crate) struct LayerCache<E> {
+pub(crate) struct LayerKvCache<E> {
     keys: Vec<E>,
     values: Vec<E>,
-    places: Places,
+    layout: PageLayout,
     /// The group of layers whose pages these are.
     group: usize,
 }
 
-/// A [`LayerCache`] in which several threads write, each the tokens of sequences of its own: a page that is written to
+/// A [`LayerKvCache`] in which several threads write, each the tokens of sequences of its own: a page that is written to
 /// belongs to one sequence alone.
-pub(crate) struct SharedCache<'a, E> {
+pub(crate) struct SharedKvCache<'a, E> {
     pub(crate) keys: SharedMut<'a, E>,
     pub(crate) values: SharedMut<'a, E>,
-    pub(crate) places: Places,
+    pub(crate) layout: PageLayout,
     /// The group of layers whose pages these are.
     pub(crate) group: usize,
 }
 
 /// Where keys and values lie.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Places {
+pub(crate) struct PageLayout {
     n_head_kv: usize,
     key_dim: usize,
     value_dim: usize,
 }
 
-impl<E: Element> LayerCache<E> {
+impl<E: CacheElement> LayerKvCache<E> {
     /// A zeroed cache of the pages of `group`. `None` when there is no memory for it.
     pub(crate) fn new(group: usize, n_pages: usize, cached: Cached) -> Option<Self> {
         let Cached { n_head_kv, key_dim, value_dim } = cached;
-        let places = Places { n_head_kv, key_dim, value_dim };
+        let layout = PageLayout { n_head_kv, key_dim, value_dim };
         Some(Self {
-            keys: zeroed(n_pages.checked_mul(places.page_keys())?)?,
-            values: zeroed(n_pages.checked_mul(places.page_values())?)?,
-            places,
+            keys: zeroed(n_pages.checked_mul(layout.keys_per_page())?)?,
+            values: zeroed(n_pages.checked_mul(layout.values_per_page())?)?,
+            layout,
             group,
         })
     }
 
-    pub(crate) fn shared(&mut self) -> SharedCache<'_, E> {
-        SharedCache {
+    pub(crate) fn shared(&mut self) -> SharedKvCache<'_, E> {
+        SharedKvCache {
             keys: SharedMut::new(&mut self.keys),
             values: SharedMut::new(&mut self.values),
-            places: self.places,
+            layout: self.layout,
             group: self.group,
         }
     }
@@ -140,7 +140,7 @@ impl<E: Element> LayerCache<E> {
         if group != self.group {
             return;
         }
-        let (keys, values) = (self.places.page_keys(), self.places.page_values());
+        let (keys, values) = (self.layout.keys_per_page(), self.layout.values_per_page());
         let (from, to) = (from as usize, to as usize);
         self.keys.copy_within(from * keys..(from + 1) * keys, to * keys);
         self.values.copy_within(from * values..(from + 1) * values, to * values);
@@ -153,7 +153,7 @@ impl<E: Element> LayerCache<E> {
 
     /// Bytes of a page's keys and values.
     pub(crate) fn page_bytes(&self) -> usize {
-        (self.places.page_keys() + self.places.page_values()) * size_of::<E>()
+        (self.layout.keys_per_page() + self.layout.values_per_page()) * size_of::<E>()
     }
 
     /// Copies the keys of a page, and then its values, to as many bytes.
@@ -175,7 +175,7 @@ impl<E: Element> LayerCache<E> {
     /// Where the keys and the values of a page lie.
     fn of_page(&self, page: u32) -> (Range<usize>, Range<usize>) {
         let of = |n: usize| page as usize * n..(page as usize + 1) * n;
-        (of(self.places.page_keys()), of(self.places.page_values()))
+        (of(self.layout.keys_per_page()), of(self.layout.values_per_page()))
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -195,35 +195,35 @@ pub(crate) struct StoreKeyValue<'a, E> {
     value_out: *mut E,
 }
 
-impl<'a, E: Element> StoreKeyValue<'a, E> {
+impl<'a, E: CacheElement> StoreKeyValue<'a, E> {
     /// `key` and `value` for KV head `head` of the position `pos`, which is in page `page`.
     ///
     /// # Safety
     ///
     /// `page` is a page of the cache, and nobody else uses this position of it.
     pub(crate) unsafe fn new(
-        cache: &SharedCache<'a, E>,
+        cache: &SharedKvCache<'a, E>,
         page: u32,
         head: usize,
         pos: usize,
         key: &'a [f32],
         value: &'a [f32],
     ) -> Self {
-        let places = cache.places;
-        assert!(key.len() == places.key_dim && value.len() == places.value_dim, "a head's key and value");
+        let layout = cache.layout;
+        assert!(key.len() == layout.key_dim && value.len() == layout.value_dim, "a head's key and value");
         Self {
             key,
             value,
-            key_out: cache.keys.at(places.key_at(page, head, pos)),
-            value_out: cache.values.at(places.value_at(page, head, pos)),
+            key_out: cache.keys.at(layout.key_index(page, head, pos)),
+            value_out: cache.values.at(layout.value_index(page, head, pos)),
         }
     }
 }
 
-impl<E: Element> Kernel for StoreKeyValue<'_, E> {
+impl<E: CacheElement> Kernel for StoreKeyValue<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: both places lie in the cache and are this kernel's own; vectors lie inside the slices, or in the padding
+        // SAFETY: both layout lie in the cache and are this kernel's own; vectors lie inside the slices, or in the padding
         // of the value's row, where zeros are.
         unsafe {
             for (i, key) in self.key.chunks(LANES).enumerate() {
@@ -244,7 +244,7 @@ impl<E: Element> Kernel for StoreKeyValue<'_, E> {
     }
 }
 
-impl Places {
+impl PageLayout {
     pub(crate) fn key_dim(&self) -> usize {
         self.key_dim
     }
@@ -254,12 +254,12 @@ impl Places {
     }
 
     /// Elements of a page's keys.
-    pub(crate) fn page_keys(&self) -> usize {
+    pub(crate) fn keys_per_page(&self) -> usize {
         self.n_head_kv * PAGE * self.key_dim
     }
 
     /// Elements of a page's values.
-    pub(crate) fn page_values(&self) -> usize {
+    pub(crate) fn values_per_page(&self) -> usize {
         self.n_head_kv * PAGE * padded(self.value_dim)
     }
 
@@ -271,20 +271,20 @@ impl Places {
 
     /// Index in `keys` of element 0 of the key at `pos`, which is in page `page`; further elements follow at a distance
     /// of [`LANES`].
-    pub(crate) fn key_at(&self, page: u32, head: usize, pos: usize) -> usize {
+    pub(crate) fn key_index(&self, page: u32, head: usize, pos: usize) -> usize {
         let row = head * PAGE + pos % PAGE / LANES * LANES;
-        page as usize * self.page_keys() + row * self.key_dim + pos % LANES
+        page as usize * self.keys_per_page() + row * self.key_dim + pos % LANES
     }
 
     /// Index in `values` of the value row at `pos`, which is in page `page`.
-    pub(crate) fn value_at(&self, page: u32, head: usize, pos: usize) -> usize {
-        page as usize * self.page_values() + (head * PAGE + pos % PAGE) * padded(self.value_dim)
+    pub(crate) fn value_index(&self, page: u32, head: usize, pos: usize) -> usize {
+        page as usize * self.values_per_page() + (head * PAGE + pos % PAGE) * padded(self.value_dim)
     }
 }
 
 /// `n` zeros straight from the system, which hands pages out as they are
 /// touched: a context that is never filled costs no memory.
-pub(crate) fn zeroed<E: Element>(n: usize) -> Option<Vec<E>> {
+pub(crate) fn zeroed<E: CacheElement>(n: usize) -> Option<Vec<E>> {
     let layout = std::alloc::Layout::array::<E>(n).ok()?;
     if layout.size() == 0 {
         return Some(Vec::new());

@@ -6,7 +6,7 @@ use metal_attention_gguf::Tensor;
 use metal_attention_model::{LayerWeights, Linear, ModelSpec, NormWeights, Rope, StreamsWeights, Weights};
 
 use crate::error::CpuError;
-use crate::kernels::matmul::Matrix;
+use crate::kernels::matmul::WeightMatrix;
 use crate::memory::PackedMemory;
 use crate::pool::ThreadPool;
 
@@ -14,7 +14,7 @@ use crate::pool::ThreadPool;
 pub(crate) struct PreparedLinear {
     /// The matrix's name in the file.
     pub(crate) name: String,
-    pub(crate) weight: Matrix,
+    pub(crate) weight: WeightMatrix,
     pub(crate) bias: Option<Vec<f32>>,
 }
 
@@ -62,7 +62,7 @@ impl PreparedWeights {
         let memory = RefCell::new(PackedMemory::default());
         let matrix = |tensor: &Tensor| {
             let bytes = tensor.bytes().len() as u64;
-            let matrix = Matrix::new(pool, &mut memory.borrow_mut(), tensor, exact)
+            let matrix = WeightMatrix::new(pool, &mut memory.borrow_mut(), tensor, exact)
                 .ok_or(CpuError::OutOfMemory { what: "a repacked weight matrix", bytes })?;
             if pool.is_cancelled() { Err(CpuError::Cancelled) } else { Ok(matrix) }
         };
@@ -102,7 +102,7 @@ impl PreparedWeights {
     }
 
     /// All matrices.
-    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    fn matrices(&self) -> impl Iterator<Item = &WeightMatrix> {
         let linears = self.layers.iter().flat_map(LayerWeights::linears).chain(&self.output);
         let per_layer = self.per_layer.iter().map(|p| &p.model_proj);
         let streams = self.streams.iter().flat_map(|s| s.proj.iter().chain(&s.unembd_proj));
@@ -111,12 +111,12 @@ impl PreparedWeights {
 
     /// Bytes of all matrices; a token goes through all of them, but for experts that it does not go to.
     pub(crate) fn bytes(&self) -> usize {
-        self.matrices().map(Matrix::bytes).sum()
+        self.matrices().map(WeightMatrix::bytes).sum()
     }
 
     /// Bytes of repacked matrices.
     pub(crate) fn packed_bytes(&self) -> usize {
-        self.matrices().map(Matrix::packed_bytes).sum()
+        self.matrices().map(WeightMatrix::packed_bytes).sum()
     }
 }
 

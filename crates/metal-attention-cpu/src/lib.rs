@@ -8,12 +8,10 @@
 
 mod activations;
 mod ceilings;
-mod codebooks;
 mod cores;
 mod error;
 mod forward;
 mod forward_pass;
-mod fp4;
 mod kernels;
 mod kv_cache;
 mod layers;
@@ -21,8 +19,8 @@ mod memory;
 mod observer;
 mod packed;
 mod pool;
+mod sequence_parallel;
 mod shared;
-mod side_by_side;
 mod simd;
 mod state;
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(crate) fn zeros(bytes: usize) -> Option<MmapMut> {
 /// would leave the beginning and the end of its memory, and small ones all of it, in small pages.
 #[derive(Debug, Default)]
 pub(crate) struct PackedMemory {
-    block: Option<Arc<Block>>,
+    block: Option<Arc<MemoryBlock>>,
     /// Bytes of the block that matrices have.
     used: usize,
 }
@@ -35,7 +35,7 @@ impl PackedMemory {
     /// [`zeros`] for a matrix. `None` when there is no memory for them.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<PackedBytes> {
         if self.block.as_ref().is_none_or(|block| bytes > block.len - self.used) {
-            self.block = Some(Arc::new(Block::new(bytes.max(BLOCK))?));
+            self.block = Some(Arc::new(MemoryBlock::new(bytes.max(BLOCK))?));
             self.used = 0;
         }
         let block = Arc::clone(self.block.as_ref()?);
@@ -46,7 +46,7 @@ impl PackedMemory {
 }
 
 /// Memory of many matrices, the first of which begins with a large page.
-struct Block {
+struct MemoryBlock {
     /// Of all bytes from there on.
     start: *mut u8,
     len: usize,
@@ -55,11 +55,11 @@ struct Block {
 }
 
 // SAFETY: the memory is the block's, whichever thread has it, and is used through the parts of `PackedBytes` alone.
-unsafe impl Send for Block {}
+unsafe impl Send for MemoryBlock {}
 // SAFETY: as above.
-unsafe impl Sync for Block {}
+unsafe impl Sync for MemoryBlock {}
 
-impl Block {
+impl MemoryBlock {
     fn new(len: usize) -> Option<Self> {
         let mut mapping = zeros(len.checked_add(LARGE_PAGE)?)?;
         let before = mapping.as_ptr().align_offset(LARGE_PAGE).min(LARGE_PAGE);
@@ -69,16 +69,16 @@ impl Block {
     }
 }
 
-impl fmt::Debug for Block {
+impl fmt::Debug for MemoryBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Block({} bytes)", self.len)
+        write!(f, "MemoryBlock({} bytes)", self.len)
     }
 }
 
 /// The bytes of a matrix, which nobody else has.
 #[derive(Debug)]
 pub(crate) struct PackedBytes {
-    block: Arc<Block>,
+    block: Arc<MemoryBlock>,
     start: usize,
     len: usize,
 }

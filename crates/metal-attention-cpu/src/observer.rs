@@ -6,7 +6,7 @@ pub struct MatrixInput<'a> {
     /// Name of the matrix in the file, e.g. `blk.0.attn_q.weight`.
     pub matrix: &'a str,
     /// Which of so many matrices of experts, or of heads, where it holds several.
-    pub part: Option<(usize, usize)>,
+    pub sub_matrix: Option<(usize, usize)>,
     /// Activations before they are rounded in any way, `[n_tokens, n_in]`.
     pub x: &'a [f32],
     /// Columns of the matrix.

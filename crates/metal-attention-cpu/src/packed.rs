@@ -17,17 +17,17 @@
 //!
 //! Every format reads as `w = scale * (code - OFFSET) + min`: [`formats`].
 
+pub(crate) mod codebooks;
 pub(crate) mod formats;
+pub(crate) mod fp4;
 
 use std::array::from_fn;
 use std::ops::Range;
 
-use metal_attention_gguf::blocks::{BlockIq3S, BlockTq1_0, Grid, cast};
+use metal_attention_gguf::blocks::{BlockIq3S, BlockTq1_0, CodebookGrid, cast};
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 use metal_attention_gguf::{Tensor, TensorType};
 
-use crate::codebooks;
-use crate::fp4;
 use crate::memory::{PackedBytes, PackedMemory};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
@@ -92,7 +92,7 @@ impl PackedMatrix {
 }
 
 /// How the blocks of a quantised type become blocks of a panel.
-struct Layout {
+struct PanelLayout {
     /// Columns of a block.
     block_len: usize,
     /// Bytes of one row's block in the file.
@@ -112,7 +112,7 @@ struct Layout {
 /// Packs one row's block, as the file has it, into its lane of a panel's block.
 pub(crate) type PackBlock = fn(&[u8], usize, &mut [u8]);
 
-impl Layout {
+impl PanelLayout {
     /// Of blocks that `pack` makes `packed_bytes` bytes of.
     fn other(ty: TensorType, packed_bytes: usize, pack: PackBlock) -> Self {
         let (block_len, row_bytes) = (ty.block_len(), ty.block_bytes());
@@ -120,7 +120,7 @@ impl Layout {
     }
 }
 
-fn layout(ty: TensorType) -> Option<Layout> {
+fn layout(ty: TensorType) -> Option<PanelLayout> {
     type Row = (usize, fn(&[u8], usize) -> Codes, &'static [(usize, usize, usize)]);
     let (bits, codes, tail): Row = match ty {
         TensorType::Q4_0 | TensorType::IQ4_NL => (4, |b, _| nibble_halves(&b[2..]), &[(0, 2, 1)]),
@@ -141,18 +141,18 @@ fn layout(ty: TensorType) -> Option<Layout> {
         TensorType::Q2_0 => (2, |b, i| from_fn(|l| b[2 + 8 * i + l / 4] >> (2 * (l % 4)) & 3), &[(0, 2, 1)]),
         TensorType::Q1_0 => (1, |b, i| from_fn(|l| b[2 + 4 * i + l / 8] >> (l % 8) & 1), &[(0, 2, 1)]),
         TensorType::IQ3_S => (4, iq3_s, &[(106, 1, 4), (0, 2, 1)]),
-        TensorType::MXFP4 => return Some(Layout::other(ty, 18, fp4::mxfp4)),
-        TensorType::NVFP4 => return Some(Layout::other(ty, 40, fp4::nvfp4)),
-        TensorType::IQ3_XXS => return Some(Layout::other(ty, 102, codebooks::iq3_xxs)),
-        TensorType::IQ2_S => return Some(Layout::other(ty, 82, codebooks::iq2_s)),
-        TensorType::IQ2_XS => return Some(Layout::other(ty, 78, codebooks::iq2_xs)),
-        TensorType::IQ2_XXS => return Some(Layout::other(ty, 70, codebooks::iq2_xxs)),
-        TensorType::IQ1_M => return Some(Layout::other(ty, 58, codebooks::iq1_m)),
-        TensorType::IQ1_S => return Some(Layout::other(ty, 50, codebooks::iq1_s)),
+        TensorType::MXFP4 => return Some(PanelLayout::other(ty, 18, fp4::mxfp4)),
+        TensorType::NVFP4 => return Some(PanelLayout::other(ty, 40, fp4::nvfp4)),
+        TensorType::IQ3_XXS => return Some(PanelLayout::other(ty, 102, codebooks::iq3_xxs)),
+        TensorType::IQ2_S => return Some(PanelLayout::other(ty, 82, codebooks::iq2_s)),
+        TensorType::IQ2_XS => return Some(PanelLayout::other(ty, 78, codebooks::iq2_xs)),
+        TensorType::IQ2_XXS => return Some(PanelLayout::other(ty, 70, codebooks::iq2_xxs)),
+        TensorType::IQ1_M => return Some(PanelLayout::other(ty, 58, codebooks::iq1_m)),
+        TensorType::IQ1_S => return Some(PanelLayout::other(ty, 50, codebooks::iq1_s)),
     };
     let fields: usize = tail.iter().map(|(_, width, count)| width * count).sum();
     let packed_bytes = ty.block_len() / 8 * bits + fields;
-    Some(Layout {
+    Some(PanelLayout {
         block_len: ty.block_len(),
         row_bytes: ty.block_bytes(),
         packed_bytes,
@@ -172,7 +172,7 @@ fn pack_floats<const N: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
 }
 
 /// Packs one row of a panel of codes.
-fn pack_row(layout: &Layout, row: &[u8], lane: usize, panel: &mut [u8]) {
+fn pack_row(layout: &PanelLayout, row: &[u8], lane: usize, panel: &mut [u8]) {
     let code_bytes = 4 * layout.bits * PANEL;
     for (src, dst) in row.chunks_exact(layout.row_bytes).zip(panel.chunks_exact_mut(layout.packed_bytes * PANEL)) {
         if let Some(pack) = layout.other {
@@ -285,7 +285,7 @@ fn iq3_s(b: &[u8], i: usize) -> Codes {
     let block = &cast::<BlockIq3S>(b)[0];
     from_fn(|l| {
         let at = 32 * i + l;
-        let size = Grid::IQ3_S.value(block.code(at / 4), at % 4);
+        let size = CodebookGrid::IQ3_S.value(block.code(at / 4), at % 4);
         let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -size } else { size };
         i8::midpoint(value, 15) as u8
     })

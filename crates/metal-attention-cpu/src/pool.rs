@@ -25,11 +25,11 @@ const SPINS_BEFORE_YIELD: u32 = 1_000;
 const SPINS_PER_YIELD: u32 = 64;
 
 /// A region's body: called once on every thread that comes in time.
-type Body<'a> = dyn Fn() + Sync + 'a;
+type RegionBody<'a> = dyn Fn() + Sync + 'a;
 
 /// Threads that run parallel regions; the caller's thread is one of them.
 pub(crate) struct ThreadPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     /// One region at a time.
     region: Mutex<()>,
@@ -38,12 +38,12 @@ pub(crate) struct ThreadPool {
     cancelled: AtomicBool,
 }
 
-struct Shared {
+struct PoolState {
     /// Number of the region in the upper half, [`OPEN`], and below it the number
     /// of workers inside.
     state: AtomicU64,
     /// Body of the current region. Workers inside may use it: the caller waits for them.
-    body: Mutex<Option<&'static Body<'static>>>,
+    body: Mutex<Option<&'static RegionBody<'static>>>,
     /// Workers that sleep or are about to.
     asleep: Vec<AtomicBool>,
     stop: AtomicBool,
@@ -52,7 +52,7 @@ struct Shared {
 
 /// A counter on cache lines of its own.
 #[repr(align(128))]
-struct Counter(AtomicUsize);
+struct PaddedCounter(AtomicUsize);
 
 /// The region takes workers in.
 const OPEN: u64 = 1 << 31;
@@ -72,7 +72,7 @@ impl ThreadPool {
     /// When the system gives no more threads.
     pub(crate) fn new(n_threads: usize) -> std::io::Result<Self> {
         let n_workers = n_threads.max(1) - 1;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             state: AtomicU64::new(0),
             body: Mutex::new(None),
             asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
@@ -153,7 +153,7 @@ impl ThreadPool {
         let n_stretches = self.n_threads().min(n);
         let run = (n / (16 * n_stretches)).max(1);
         let start = |stretch: usize| stretch * n / n_stretches;
-        let next: Vec<_> = (0..n_stretches).map(|stretch| Counter(AtomicUsize::new(start(stretch)))).collect();
+        let next: Vec<_> = (0..n_stretches).map(|stretch| PaddedCounter(AtomicUsize::new(start(stretch)))).collect();
         let n_come = AtomicUsize::new(0);
         self.run(&|| {
             let own = n_come.fetch_add(1, Ordering::Relaxed);
@@ -178,12 +178,12 @@ impl ThreadPool {
 
     /// Runs `body` on this thread and on every worker that comes before this
     /// thread is through with it.
-    fn run(&self, body: &Body<'_>) {
+    fn run(&self, body: &RegionBody<'_>) {
         let one_at_a_time = lock(&self.region);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the reference while they are counted inside the region,
         // and this function does not return (or unwind) before the region is closed and empty.
-        let body_static = unsafe { std::mem::transmute::<&Body<'_>, &'static Body<'static>>(body) };
+        let body_static = unsafe { std::mem::transmute::<&RegionBody<'_>, &'static RegionBody<'static>>(body) };
         *lock(&shared.body) = Some(body_static);
         let region = region_of(shared.state.load(Ordering::Relaxed)).wrapping_add(1);
         // SeqCst pairs with the worker's store to `asleep` and second look at `state`: either it sees the new
@@ -229,7 +229,7 @@ impl Drop for ThreadPool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn work(&self, index: usize) {
         let mut seen = 0;
         while let Some(region) = self.enter_next_region(index, seen) {

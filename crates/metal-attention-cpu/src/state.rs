@@ -5,25 +5,25 @@ use std::ops::Range;
 use memmap2::MmapMut;
 use metal_attention_model::{CacheGroups, ModelSpec, Segment, StateLayout};
 
-use crate::kernels::recurrent::RowsMut;
+use crate::kernels::recurrent::StridedRowsMut;
 use crate::memory::zeros;
 use crate::shared::SharedMut;
 
 /// A slot holds the state of a text after some tokens: that of each layer, one after the other. The first one is that of the
 /// empty text: zeros.
-pub(crate) struct States {
+pub(crate) struct StateSlots {
     /// Anonymous memory, which the system zeroes as it comes into use; it begins with a page, and so with a cache line.
     slots: MmapMut,
     layout: StateLayout,
 }
 
-/// [`States`] in which several threads write, each its own part.
-pub(crate) struct SharedStates<'a> {
+/// [`StateSlots`] in which several threads write, each its own part.
+pub(crate) struct SharedStateSlots<'a> {
     slots: SharedMut<'a, f32>,
     layout: &'a StateLayout,
 }
 
-impl States {
+impl StateSlots {
     /// Zeros for all states that `groups` have room for; none where the model keeps none. `None` when there is no memory for
     /// them.
     pub(crate) fn new(spec: &ModelSpec, groups: &CacheGroups) -> Option<Self> {
@@ -35,12 +35,12 @@ impl States {
     }
 
     #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
-    pub(crate) fn shared(&mut self) -> SharedStates<'_> {
+    pub(crate) fn shared(&mut self) -> SharedStateSlots<'_> {
         let (ptr, n) = (self.slots.as_mut_ptr().cast::<f32>(), self.slots.len() / size_of::<f32>());
         // SAFETY: the memory is that of so many floats, at the beginning of a page; any bits are one. The borrow is that of
         // the states.
         let slots = unsafe { std::slice::from_raw_parts_mut(ptr, n) };
-        SharedStates { slots: SharedMut::new(slots), layout: &self.layout }
+        SharedStateSlots { slots: SharedMut::new(slots), layout: &self.layout }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -68,7 +68,7 @@ impl States {
     }
 }
 
-impl SharedStates<'_> {
+impl SharedStateSlots<'_> {
     /// Elements `part` of the state of layer `layer` before `segment`, where they lie elsewhere than those after it, and these:
     /// to be written as a whole.
     ///
@@ -76,7 +76,7 @@ impl SharedStates<'_> {
     ///
     /// Nobody else uses these elements of the two slots; segments of a sequence come one after the other.
     #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
-    pub(crate) unsafe fn parts(
+    pub(crate) unsafe fn source_and_target(
         &self,
         layer: usize,
         segment: &Segment,
@@ -95,11 +95,11 @@ impl SharedStates<'_> {
     ///
     /// # Safety
     ///
-    /// As for [`parts`](Self::parts).
+    /// As for [`source_and_target`](Self::source_and_target).
     #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
-    pub(crate) unsafe fn begin_part(&self, layer: usize, segment: &Segment, part: Range<usize>) -> &mut [f32] {
+    pub(crate) unsafe fn carry_over(&self, layer: usize, segment: &Segment, part: Range<usize>) -> &mut [f32] {
         // SAFETY: as the caller vouches.
-        let (before, after) = unsafe { self.parts(layer, segment, part) };
+        let (before, after) = unsafe { self.source_and_target(layer, segment, part) };
         if let Some(before) = before {
             after.copy_from_slice(before);
         }
@@ -111,22 +111,22 @@ impl SharedStates<'_> {
     ///
     /// # Safety
     ///
-    /// As for [`parts`](Self::parts).
-    pub(crate) unsafe fn begin_rows(
+    /// As for [`source_and_target`](Self::source_and_target).
+    pub(crate) unsafe fn carry_over_rows(
         &self,
         layer: usize,
         segment: &Segment,
         (first, n_rows, width): (usize, usize, usize),
         part: &Range<usize>,
-    ) -> RowsMut<'_> {
+    ) -> StridedRowsMut<'_> {
         assert!(part.start <= part.end && part.end <= width, "a part of the rows");
         for start in (0..n_rows).map(|row| first + row * width) {
             // SAFETY: as the caller vouches.
-            unsafe { self.begin_part(layer, segment, start + part.start..start + part.end) };
+            unsafe { self.carry_over(layer, segment, start + part.start..start + part.end) };
         }
         let start = self.start(layer, segment.to) + first + part.start;
         // SAFETY: as the caller vouches.
-        unsafe { RowsMut::shared(&self.slots, start, n_rows, part.len(), width) }
+        unsafe { StridedRowsMut::shared(&self.slots, start, n_rows, part.len(), width) }
     }
 
     /// Where the state of layer `layer` begins in a slot.

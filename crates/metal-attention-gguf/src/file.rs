@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::parse::{self, Header};
+use crate::parse::{self, GgufHeader};
 use crate::split;
 use crate::storage::Storage;
 use crate::{GgufError, Metadata, Result, Tensor};
@@ -42,16 +42,16 @@ impl GgufFile {
     ///
     /// A split model gets the metadata of its first part without the `split.*` keys.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_as(path.as_ref(), Access::Map)
+        Self::open_as(path.as_ref(), FileAccess::Map)
     }
 
     /// [`open`](Self::open), but reads the whole file into memory: nothing that happens to the file later matters.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_as(path.as_ref(), Access::Read)
+        Self::open_as(path.as_ref(), FileAccess::Read)
     }
 
-    fn open_as(path: &Path, access: Access) -> Result<Self> {
-        let part = Part::open(path, access)?;
+    fn open_as(path: &Path, access: FileAccess) -> Result<Self> {
+        let part = FilePart::open(path, access)?;
         let parts = match split::part_paths(path, &part.header.metadata)? {
             None => vec![part],
             Some(paths) => {
@@ -68,10 +68,10 @@ impl GgufFile {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let header = parse::parse(bytes)?;
         let storage = Arc::new(Storage::copy(bytes));
-        Self::from_parts(vec![Part { header, storage, path: None }])
+        Self::from_parts(vec![FilePart { header, storage, path: None }])
     }
 
-    fn from_parts(mut parts: Vec<Part>) -> Result<Self> {
+    fn from_parts(mut parts: Vec<FilePart>) -> Result<Self> {
         let tensors: Vec<Tensor> = parts
             .iter()
             .flat_map(|part| part.header.tensors.iter().map(|info| Tensor::new(info, &part.storage)))
@@ -148,22 +148,22 @@ impl GgufFile {
 
 /// How the bytes of a file are come by.
 #[derive(Clone, Copy)]
-pub(crate) enum Access {
+pub(crate) enum FileAccess {
     Map,
     Read,
 }
 
 /// One parsed file.
-pub(crate) struct Part {
-    pub(crate) header: Header,
+pub(crate) struct FilePart {
+    pub(crate) header: GgufHeader,
     storage: Arc<Storage>,
     /// `None`: it was in memory.
     path: Option<PathBuf>,
 }
 
-impl Part {
+impl FilePart {
     /// Maps or reads one file, and parses it.
-    pub(crate) fn open(path: &Path, access: Access) -> Result<Self> {
+    pub(crate) fn open(path: &Path, access: FileAccess) -> Result<Self> {
         let failed = |action| move |source| GgufError::Io { action, path: path.to_owned(), source };
         let found = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -182,8 +182,8 @@ impl Part {
         }
         let file = File::open(path).map_err(failed("open"))?;
         let storage = match access {
-            Access::Map => Storage::map(&file, path).map_err(failed("map"))?,
-            Access::Read => Storage::read(&file, found.len()).map_err(|source| match source.kind() {
+            FileAccess::Map => Storage::map(&file, path).map_err(failed("map"))?,
+            FileAccess::Read => Storage::read(&file, found.len()).map_err(|source| match source.kind() {
                 io::ErrorKind::OutOfMemory => GgufError::OutOfMemory { path: path.to_owned(), bytes: found.len() },
                 _ => failed("read")(source),
             })?,

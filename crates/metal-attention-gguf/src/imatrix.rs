@@ -35,12 +35,12 @@ pub struct Imatrix {
     pub n_chunks: usize,
     /// Tokens of a chunk; 0: not known.
     pub chunk_size: usize,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, InputSums>,
 }
 
 /// The inputs of one tensor.
 #[derive(Debug, Clone, PartialEq)]
-struct Entry {
+struct InputSums {
     /// Sums of squares, `[n_matrices, n_in]`.
     sums: Vec<f64>,
     /// Rows that were summed up, of each matrix.
@@ -116,7 +116,7 @@ impl Imatrix {
         if !sums.iter().all(|x| x.is_finite() && *x >= 0.0) {
             return Err(damaged("has a sum of squares that is no number of at least 0"));
         }
-        self.entries.insert(name.to_owned(), Entry { sums, counts });
+        self.entries.insert(name.to_owned(), InputSums { sums, counts });
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Imatrix {
         metadata.set(CHUNK_SIZE, count(self.chunk_size));
         let tensor =
             |name: &str, suffix, shape| TensorDecl { name: format!("{name}{suffix}"), shape, ty: TensorType::F32 };
-        let declare = |(name, e): (&String, &Entry)| {
+        let declare = |(name, e): (&String, &InputSums)| {
             let n = e.counts.len();
             // Dimensions of 1 at the end are left out, as in llama.cpp's files.
             let shape = |n_in| if n == 1 { vec![n_in] } else { vec![n_in, n] };
@@ -162,7 +162,7 @@ impl Imatrix {
     pub fn add(&mut self, name: &str, n_matrices: usize, i: usize, n_in: usize, x: &[f32]) {
         assert!(i < n_matrices && x.len().is_multiple_of(n_in), "{} inputs of {n_in} for {name}", x.len());
         if !self.entries.contains_key(name) {
-            let entry = Entry { sums: vec![0.0; n_matrices * n_in], counts: vec![0; n_matrices] };
+            let entry = InputSums { sums: vec![0.0; n_matrices * n_in], counts: vec![0; n_matrices] };
             self.entries.insert(name.to_owned(), entry);
         }
         let Some(entry) = self.entries.get_mut(name) else { unreachable!("it was put there") };
@@ -201,7 +201,7 @@ impl Imatrix {
 
     /// Mean squares of the inputs of tensor `name`, `[n_matrices, n_in]`; 1 throughout for a matrix that had none.
     pub fn mean_squares(&self, name: &str) -> Option<Vec<f32>> {
-        let Entry { sums, counts } = self.entries.get(name)?;
+        let InputSums { sums, counts } = self.entries.get(name)?;
         let n_in = sums.len() / counts.len();
         let mean = |(i, sum): (usize, &f64)| match counts[i / n_in] {
             0 => 1.0,

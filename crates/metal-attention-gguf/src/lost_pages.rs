@@ -4,7 +4,7 @@
 //! ends the process without a word. A program can say what happened instead: [`exit_on_lost_pages`].
 
 #[cfg(unix)]
-pub(crate) use unix::Watched;
+pub(crate) use unix::MappedFileGuard;
 
 /// From now on the process ends with `exit_code` and a message on stderr where a mapped model file turns out to have been
 /// cut short while it is in use. The message names the file and ends with `advice`.
@@ -29,34 +29,34 @@ mod unix {
     /// A file that is or was mapped. Entries stay for as long as the process lives, as the handler may look at them at any
     /// time; one whose mapping is gone is used again for the same file.
     #[derive(Debug)]
-    struct Entry {
+    struct MappedFile {
         start: AtomicUsize,
         /// 0: not mapped.
         len: AtomicUsize,
         /// The file's name in quotes.
         name: String,
-        next: Option<&'static Entry>,
+        next: Option<&'static MappedFile>,
     }
 
     /// The newest entry.
-    static NEWEST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+    static NEWEST: AtomicPtr<MappedFile> = AtomicPtr::new(ptr::null_mut());
     /// Held by whoever adds entries; the handler takes no locks.
     static ADDING: Mutex<()> = Mutex::new(());
 
-    fn newest() -> Option<&'static Entry> {
+    fn newest() -> Option<&'static MappedFile> {
         // SAFETY: the pointer is null or that of an entry that was leaked, and entries are complete when it is stored.
         unsafe { NEWEST.load(Ordering::Acquire).as_ref() }
     }
 
-    fn entries() -> impl Iterator<Item = &'static Entry> {
+    fn entries() -> impl Iterator<Item = &'static MappedFile> {
         std::iter::successors(newest(), |entry| entry.next)
     }
 
     /// A mapping that the handler knows of. Dropped before the mapping is.
     #[derive(Debug)]
-    pub(crate) struct Watched(&'static Entry);
+    pub(crate) struct MappedFileGuard(&'static MappedFile);
 
-    impl Watched {
+    impl MappedFileGuard {
         /// Tells the handler that `bytes` are those of the file at `path`.
         pub(crate) fn new(path: &Path, bytes: &[u8]) -> Self {
             let name = format!("{:?}", path.to_string_lossy());
@@ -64,7 +64,7 @@ mod unix {
             let unused = entries().find(|e| e.len.load(Ordering::Acquire) == 0 && e.name == name);
             let entry = unused.unwrap_or_else(|| {
                 let (start, len) = (AtomicUsize::new(0), AtomicUsize::new(0));
-                let entry = Box::leak(Box::new(Entry { start, len, name, next: newest() }));
+                let entry = Box::leak(Box::new(MappedFile { start, len, name, next: newest() }));
                 NEWEST.store(entry, Ordering::Release);
                 entry
             });
@@ -74,20 +74,20 @@ mod unix {
         }
     }
 
-    impl Drop for Watched {
+    impl Drop for MappedFileGuard {
         fn drop(&mut self) {
             self.0.len.store(0, Ordering::Release);
         }
     }
 
-    struct Handling {
+    struct SignalHandling {
         exit_code: i32,
         advice: &'static str,
         /// What handled the signal before.
         before: libc::sigaction,
     }
 
-    static HANDLING: OnceLock<Handling> = OnceLock::new();
+    static HANDLING: OnceLock<SignalHandling> = OnceLock::new();
 
     pub(super) fn handle(exit_code: i32, advice: &'static str) {
         // SAFETY: both calls get valid pointers, and all zeros is a valid `sigaction`. The handler is one: it reads atomics
@@ -98,7 +98,7 @@ mod unix {
                 return;
             }
             // The handler needs what is set here.
-            if HANDLING.set(Handling { exit_code, advice, before }).is_err() {
+            if HANDLING.set(SignalHandling { exit_code, advice, before }).is_err() {
                 return;
             }
             let mut action: libc::sigaction = mem::zeroed();
@@ -114,7 +114,7 @@ mod unix {
         let Some(handling) = HANDLING.get() else { return };
         // SAFETY: the system hands over a valid `siginfo_t`, whose union has an address for this signal.
         let address = unsafe { (*info).si_addr() }.addr();
-        let holds_it = |entry: &&Entry| {
+        let holds_it = |entry: &&MappedFile| {
             let len = entry.len.load(Ordering::Acquire);
             address.wrapping_sub(entry.start.load(Ordering::Relaxed)) < len
         };
@@ -139,7 +139,7 @@ mod unix {
         use super::*;
 
         fn named(name: &str) -> Vec<(usize, usize)> {
-            let place = |e: &Entry| (e.start.load(Ordering::Relaxed), e.len.load(Ordering::Relaxed));
+            let place = |e: &MappedFile| (e.start.load(Ordering::Relaxed), e.len.load(Ordering::Relaxed));
             entries().filter(|e| e.name.contains(name)).map(place).collect()
         }
 
@@ -149,12 +149,12 @@ mod unix {
             let bytes = [[0u8; 16], [1; 16]];
             let place = |bytes: &[u8]| (bytes.as_ptr().addr(), bytes.len());
             for _ in 0..3 {
-                let watched = Watched::new(path, &bytes[0]);
+                let watched = MappedFileGuard::new(path, &bytes[0]);
                 assert_eq!(named("lost-pages"), [place(&bytes[0])]);
                 drop(watched);
                 assert_eq!(named("lost-pages")[0].1, 0);
             }
-            let both = bytes.each_ref().map(|bytes| Watched::new(path, bytes));
+            let both = bytes.each_ref().map(|bytes| MappedFileGuard::new(path, bytes));
             assert_eq!(named("lost-pages"), [place(&bytes[1]), place(&bytes[0])]);
             drop(both);
             assert_eq!(named(r"lost-pages-\u{202e}test").len(), 2);

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::cursor::{Cursor, Item};
+use crate::cursor::{Cursor, ReadContext};
 use crate::recognise::foreign_format;
 use crate::{GgufError, Metadata, Result, TensorType};
 
@@ -26,7 +26,7 @@ const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
 /// All that precedes the tensor data.
 #[derive(Debug)]
-pub(crate) struct Header {
+pub(crate) struct GgufHeader {
     pub(crate) version: u32,
     pub(crate) alignment: usize,
     pub(crate) metadata: Metadata,
@@ -38,7 +38,7 @@ pub(crate) struct Header {
 #[derive(Debug)]
 pub(crate) struct TensorInfo {
     pub(crate) name: String,
-    pub(crate) shape: Shape,
+    pub(crate) shape: TensorShape,
     pub(crate) ty: TensorType,
     /// First byte, from the start of the file.
     pub(crate) start: usize,
@@ -47,12 +47,12 @@ pub(crate) struct TensorInfo {
 
 /// One to four dimensions, row length first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct TensorShape {
     dims: [usize; MAX_DIMS],
     n_dims: usize,
 }
 
-impl Shape {
+impl TensorShape {
     /// The shape of a matrix.
     pub(crate) fn matrix(row_len: usize, n_rows: usize) -> Self {
         let mut dims = [1; MAX_DIMS];
@@ -92,7 +92,7 @@ impl Shape {
 }
 
 /// Reads everything before the tensor data, and checks that the tensors lie in the file.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Header> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<GgufHeader> {
     if bytes.is_empty() {
         return Err(GgufError::Empty);
     }
@@ -100,15 +100,15 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Header> {
         return Err(foreign_format(bytes));
     }
     let mut cursor = Cursor::new(bytes);
-    cursor.u32(Item::Header("magic"))?;
-    let version = cursor.u32(Item::Header("version"))?;
+    cursor.u32(ReadContext::Header("magic"))?;
+    let version = cursor.u32(ReadContext::Header("version"))?;
     check_version(version)?;
-    let n_tensors = cursor.count(Item::Header("number of tensors"), MIN_TENSOR_BYTES)?;
-    let n_entries = cursor.count(Item::Header("number of metadata entries"), MIN_ENTRY_BYTES)?;
+    let n_tensors = cursor.count(ReadContext::Header("number of tensors"), MIN_TENSOR_BYTES)?;
+    let n_entries = cursor.count(ReadContext::Header("number of metadata entries"), MIN_ENTRY_BYTES)?;
     let metadata = read_metadata(&mut cursor, n_entries)?;
     let alignment = alignment(&metadata)?;
     let tensors = read_tensors(&mut cursor, n_tensors, alignment, bytes.len())?;
-    Ok(Header { version, alignment, metadata, tensors })
+    Ok(GgufHeader { version, alignment, metadata, tensors })
 }
 
 /// Versions 2 and 3 are read and written; they differ in nothing but the number.
@@ -133,7 +133,7 @@ fn read_metadata(cursor: &mut Cursor, n_entries: usize) -> Result<Metadata> {
     let mut metadata = Metadata::new();
     for i in 0..n_entries {
         let offset = cursor.position();
-        let key = cursor.text(Item::Key(i as u64))?;
+        let key = cursor.text(ReadContext::Key(i as u64))?;
         if metadata.get(&key).is_some() {
             return Err(GgufError::DuplicateKey { key: key.into_owned(), offset });
         }
@@ -144,9 +144,9 @@ fn read_metadata(cursor: &mut Cursor, n_entries: usize) -> Result<Metadata> {
 }
 
 /// An entry of the tensor table whose place in the file is not yet known.
-struct Entry<'a> {
+struct TensorEntry<'a> {
     name: &'a str,
-    shape: Shape,
+    shape: TensorShape,
     ty: TensorType,
     bytes: usize,
     /// From the start of the tensor data.
@@ -188,25 +188,25 @@ fn read_tensors(cursor: &mut Cursor, n_tensors: usize, alignment: usize, file_si
     Ok(tensors)
 }
 
-fn read_tensor<'a>(cursor: &mut Cursor<'a>, index: usize, alignment: usize) -> Result<Entry<'a>> {
-    let name = cursor.string(Item::TensorName(index as u64))?;
-    let item = Item::Tensor(name);
-    let n_dims = cursor.u32(item)? as usize;
+fn read_tensor<'a>(cursor: &mut Cursor<'a>, index: usize, alignment: usize) -> Result<TensorEntry<'a>> {
+    let name = cursor.string(ReadContext::TensorName(index as u64))?;
+    let context = ReadContext::Tensor(name);
+    let n_dims = cursor.u32(context)? as usize;
     if n_dims > MAX_DIMS {
         return Err(GgufError::DimensionCount { tensor: name.to_owned(), n_dims });
     }
     let mut dims = [0; MAX_DIMS];
     for dim in &mut dims[..n_dims] {
-        *dim = cursor.u64(item)?;
+        *dim = cursor.u64(context)?;
     }
-    let id = cursor.u32(item)?;
+    let id = cursor.u32(context)?;
     let ty = TensorType::from_id(id).ok_or_else(|| TensorType::unsupported(name, id))?;
-    let offset = cursor.u64(item)?;
+    let offset = cursor.u64(context)?;
     if !offset.is_multiple_of(alignment as u64) {
         return Err(GgufError::Misaligned { tensor: name.to_owned(), offset, alignment });
     }
-    let (shape, bytes) = Shape::new(name, &dims[..n_dims], ty)?;
-    Ok(Entry { name, shape, ty, bytes, offset })
+    let (shape, bytes) = TensorShape::new(name, &dims[..n_dims], ty)?;
+    Ok(TensorEntry { name, shape, ty, bytes, offset })
 }
 
 fn check_overlap(tensors: &[TensorInfo]) -> Result<()> {

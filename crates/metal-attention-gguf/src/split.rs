@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::file::{Access, Part};
+use crate::file::{FileAccess, FilePart};
 use crate::{GgufError, Metadata, Result};
 
 const NO: &str = "split.no";
@@ -39,12 +39,12 @@ pub(crate) fn part_paths(path: &Path, metadata: &Metadata) -> Result<Option<Part
 }
 
 /// Opens all parts and checks that they belong together.
-pub(crate) fn open_parts(paths: &PartPaths, access: Access) -> Result<Vec<Part>> {
+pub(crate) fn open_parts(paths: &PartPaths, access: FileAccess) -> Result<Vec<FilePart>> {
     // Not reserved: the count is only believed as far as there are files.
     let mut parts = Vec::new();
     for no in 0..paths.count {
         let path = paths.part(no);
-        let part = Part::open(&path, access).map_err(|error| match error {
+        let part = FilePart::open(&path, access).map_err(|error| match error {
             GgufError::NotFound { path, .. } => GgufError::MissingPart { path, no, count: paths.count },
             other => other,
         })?;

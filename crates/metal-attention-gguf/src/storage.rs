@@ -7,7 +7,7 @@ use std::path::Path;
 use memmap2::Mmap;
 
 #[cfg(unix)]
-use crate::lost_pages::Watched;
+use crate::lost_pages::MappedFileGuard;
 
 /// Alignment of the copy that [`Storage::copy`] makes, that of a cache line.
 const ALIGNMENT: usize = 64;
@@ -18,7 +18,7 @@ pub(crate) enum Storage {
     Mapped {
         /// Dropped first.
         #[cfg(unix)]
-        _watched: Watched,
+        _guard: MappedFileGuard,
         map: Mmap,
     },
     /// The file starts at `start`, which makes it aligned to [`ALIGNMENT`].
@@ -35,7 +35,7 @@ impl Storage {
         let map = unsafe { Mmap::map(file) }?;
         Ok(Self::Mapped {
             #[cfg(unix)]
-            _watched: Watched::new(path, &map),
+            _guard: MappedFileGuard::new(path, &map),
             map,
         })
     }

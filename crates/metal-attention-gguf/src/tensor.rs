@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::TensorType;
-use crate::parse::{Shape, TensorInfo};
+use crate::parse::{TensorInfo, TensorShape};
 use crate::storage::Storage;
 
 /// A tensor of an open file: a cheap handle that keeps the mapping alive.
 #[derive(Clone)]
 pub struct Tensor {
     name: Arc<str>,
-    shape: Shape,
+    shape: TensorShape,
     ty: TensorType,
     start: usize,
     len: usize,
@@ -92,7 +92,7 @@ impl Tensor {
         assert!(rows.start < rows.end && rows.end <= self.n_rows(), "rows {rows:?} of {}", self.n_rows());
         let bytes = self.ty.row_bytes(self.row_len());
         Self {
-            shape: Shape::matrix(self.row_len(), rows.len()),
+            shape: TensorShape::matrix(self.row_len(), rows.len()),
             start: self.start + rows.start * bytes,
             len: rows.len() * bytes,
             ..self.clone()
@@ -106,7 +106,8 @@ impl Tensor {
     pub fn in_memory(name: &str, [row_len, n_rows]: [usize; 2], ty: TensorType, bytes: &[u8]) -> Self {
         assert!(row_len.is_multiple_of(ty.block_len()), "rows of whole blocks");
         assert_eq!(bytes.len(), n_rows * ty.row_bytes(row_len), "bytes of a matrix");
-        let (name, shape, storage) = (name.into(), Shape::matrix(row_len, n_rows), Arc::new(Storage::copy(bytes)));
+        let (name, shape, storage) =
+            (name.into(), TensorShape::matrix(row_len, n_rows), Arc::new(Storage::copy(bytes)));
         Self { name, shape, ty, start: 0, len: bytes.len(), storage }
     }
 

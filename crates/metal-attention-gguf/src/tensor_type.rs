@@ -6,7 +6,7 @@ use std::str::FromStr;
 use half::slice::HalfFloatSliceExt;
 
 use crate::blocks::{
-    Block, BlockBf16, BlockF16, BlockF32, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S,
+    BlockBf16, BlockF16, BlockF32, BlockFormat, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S,
     BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_0,
     BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, BlockTq1_0, BlockTq2_0, cast,
 };
@@ -164,7 +164,7 @@ impl TensorType {
 }
 
 /// Dequantises block by block. `N` is the number of elements per block.
-fn each<B: Block, const N: usize>(src: &[u8], dst: &mut [f32], dequantize: impl Fn(&B, &mut [f32; N])) {
+fn each<B: BlockFormat, const N: usize>(src: &[u8], dst: &mut [f32], dequantize: impl Fn(&B, &mut [f32; N])) {
     let blocks = cast::<B>(src);
     let len = dst.len();
     let (rows, rest) = dst.as_chunks_mut::<N>();

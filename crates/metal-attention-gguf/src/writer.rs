@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io::Write;
 
 use crate::cursor::MAX_ARRAY_DEPTH;
-use crate::parse::{MAGIC, Shape, alignment, check_version};
+use crate::parse::{MAGIC, TensorShape, alignment, check_version};
 use crate::{Array, GgufError, Metadata, Result, Tensor, TensorType, Value};
 
 /// Name, shape and type of a tensor to be written.
@@ -140,7 +140,7 @@ fn put_tensors(out: &mut Vec<u8>, tensors: &[TensorDecl], alignment: usize) -> R
             return Err(GgufError::DuplicateTensor { tensor: tensor.name.clone() });
         }
         let dims: Vec<u64> = tensor.shape.iter().map(|&dim| dim as u64).collect();
-        let (_, size) = Shape::new(&tensor.name, &dims, tensor.ty)?;
+        let (_, size) = TensorShape::new(&tensor.name, &dims, tensor.ty)?;
         put_string(out, &tensor.name);
         out.extend((dims.len() as u32).to_le_bytes());
         out.extend_from_slice(bytemuck::cast_slice(&dims));

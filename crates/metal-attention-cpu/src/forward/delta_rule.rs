@@ -2,13 +2,13 @@
 
 use metal_attention_model::{BatchToken, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, NormKind};
 
-use super::{Input, Run, resize};
-use crate::kernels::matmul::{Product, matmul};
+use super::{MicroBatchRun, ProductInput, resize};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::gates::{Decays, L2Norm};
 use crate::kernels::recurrent::head_output::{Gate, HeadNorm, HeadOutput};
-use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::shared::SharedMut;
@@ -36,7 +36,7 @@ impl DeltaScratch {
     }
 }
 
-impl Run<'_> {
+impl MicroBatchRun<'_> {
     /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
     /// after them.
     pub(super) fn delta_rule(
@@ -48,23 +48,25 @@ impl Run<'_> {
     ) {
         self.project(spec, w, tokens.len());
         let (n, n_values) = (tokens.len(), spec.n_values());
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let of_block = block_elements(spec);
-        resize(&mut s.att, n * n_values);
+        resize(&mut s.mixer_out, n * n_values);
         resize(&mut s.delta.blocks, spec.n_head_k * of_block);
-        let (blocks, out) = (SharedMut::new(&mut s.delta.blocks), SharedMut::new(&mut s.att));
-        let inputs = Inputs { q: &s.q, k: &s.k, v: &s.v, gate: &s.gate, beta: &s.delta.beta, decay: &s.delta.decay };
+        let (blocks, out) = (SharedMut::new(&mut s.delta.blocks), SharedMut::new(&mut s.mixer_out));
+        let inputs =
+            ProjectedInputs { q: &s.q, k: &s.k, v: &s.v, gate: &s.gate, beta: &s.delta.beta, decay: &s.delta.decay };
         let (states, segments) = (self.states, self.pages.segments(tokens));
         let of_head = state_of_head(spec);
         self.pool.for_each(spec.n_head_k, &|head| {
             // SAFETY: the task's own block.
             let block = unsafe { blocks.slice(head * of_block, of_block) };
-            let mut task = Task { isa: self.isa, spec, w, inputs, head, block, out: &out };
+            let mut task = KeyHeadTask { isa: self.isa, spec, w, inputs, head, block, out: &out };
             let mut first = 0;
             for segment in segments {
                 // SAFETY: the task has the state of this key head and its value heads for itself, and goes through the
                 // segments in order.
-                let (before, after) = unsafe { states.parts(layer, segment, head * of_head..(head + 1) * of_head) };
+                let (before, after) =
+                    unsafe { states.source_and_target(layer, segment, head * of_head..(head + 1) * of_head) };
                 task.segment(first, segment.n, before, after);
                 first += segment.n;
             }
@@ -75,12 +77,12 @@ impl Run<'_> {
     /// Queries, keys, values, and what the gates come of, of all `n` tokens.
     fn project(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
         let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
-        self.show(&[&w.q, &w.k, &w.v, &w.beta], Input::Normed);
+        self.observe(&[&w.q, &w.k, &w.v, &w.beta], ProductInput::Normed);
         match &w.before {
-            None => self.show(&[&w.decay, &w.gate], Input::Normed),
-            Some([decay, gate]) => self.show(&[decay, gate], Input::Normed),
+            None => self.observe(&[&w.decay, &w.gate], ProductInput::Normed),
+            Some([decay, gate]) => self.observe(&[decay, gate], ProductInput::Normed),
         }
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let [q, k, v] = [(&mut s.q, n_keys), (&mut s.k, n_keys), (&mut s.v, n_values)].map(|(y, width)| {
             resize(y, n * width);
             y.as_mut_slice()
@@ -97,16 +99,16 @@ impl Run<'_> {
         };
         let products = [(&w.q, q), (&w.k, k), (&w.v, v), (&w.beta, &mut s.delta.beta), decay, gate];
         let mut products =
-            products.map(|(linear, y)| Product { matrix: &linear.weight, rows: 0..n, y, accumulate: false });
-        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+            products.map(|(linear, y)| MatmulOp { matrix: &linear.weight, rows: 0..n, y, accumulate: false });
+        matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         if w.before.is_some() {
             if let Some(observer) = &mut self.observer {
                 for (linear, x) in [&w.decay, &w.gate].into_iter().zip(s.delta.before.chunks_exact(n * rank)) {
-                    observer(MatrixInput { matrix: &linear.name, part: None, x, n_in: rank });
+                    observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in: rank });
                 }
             }
             let (decay, gate) = (&mut s.delta.decay, &mut s.gate);
-            let mut products = [(&w.decay, 0..n, decay), (&w.gate, n..2 * n, gate)].map(|(linear, rows, y)| Product {
+            let mut products = [(&w.decay, 0..n, decay), (&w.gate, n..2 * n, gate)].map(|(linear, rows, y)| MatmulOp {
                 matrix: &linear.weight,
                 rows,
                 y,
@@ -136,7 +138,7 @@ fn n_decay(spec: &DeltaRuleSpec) -> usize {
 
 /// What the projections gave, a row for each token.
 #[derive(Clone, Copy)]
-struct Inputs<'a> {
+struct ProjectedInputs<'a> {
     q: &'a [f32],
     k: &'a [f32],
     v: &'a [f32],
@@ -146,17 +148,17 @@ struct Inputs<'a> {
 }
 
 /// A key head with the value heads that read it, of all tokens.
-struct Task<'a, 'b> {
+struct KeyHeadTask<'a, 'b> {
     isa: crate::simd::Isa,
     spec: &'a DeltaRuleSpec,
     w: &'a DeltaRuleWeights<PreparedLinear>,
-    inputs: Inputs<'a>,
+    inputs: ProjectedInputs<'a>,
     head: usize,
     block: &'a mut [f32],
     out: &'a SharedMut<'b, f32>,
 }
 
-impl Task<'_, '_> {
+impl KeyHeadTask<'_, '_> {
     /// `n` tokens from `first` on, which go on from the state `before`, or from what `after` holds.
     fn segment(&mut self, first: usize, n: usize, before: Option<&[f32]>, after: &mut [f32]) {
         let spec = self.spec;
@@ -186,8 +188,8 @@ impl Task<'_, '_> {
         let (q, rest) = self.block.split_at_mut(BLOCK * key_dim);
         let k = &mut rest[..BLOCK * key_dim];
         let (of_q, of_k) = state.split_at_mut((n_tap - 1) * key_dim);
-        let queries = Part { x: self.inputs.q, width: n_keys, channel, tap: channel, dim: key_dim };
-        let keys = Part { x: self.inputs.k, tap: n_keys + channel, ..queries };
+        let queries = ConvChannels { x: self.inputs.q, width: n_keys, channel, tap: channel, dim: key_dim };
+        let keys = ConvChannels { x: self.inputs.k, tap: n_keys + channel, ..queries };
         convolve(self.isa, self.spec, self.w, &queries, first, count, of_q, q);
         convolve(self.isa, self.spec, self.w, &keys, first, count, &mut of_k[..(n_tap - 1) * key_dim], k);
         let scale = 1.0 / (key_dim as f32).sqrt();
@@ -215,8 +217,13 @@ impl Task<'_, '_> {
         let (v, gates) = rest.split_at_mut(BLOCK * value_dim);
         let (betas, decays) = gates.split_at_mut(BLOCK);
         let channel = head * value_dim;
-        let values =
-            Part { x: self.inputs.v, width: n_values, channel, tap: 2 * self.spec.n_keys() + channel, dim: value_dim };
+        let values = ConvChannels {
+            x: self.inputs.v,
+            width: n_values,
+            channel,
+            tap: 2 * self.spec.n_keys() + channel,
+            dim: value_dim,
+        };
         let of_values = (n_tap - 1) * value_dim;
         let of_v = &mut state[2 * (n_tap - 1) * key_dim + i * of_values..][..of_values];
         convolve(self.isa, self.spec, self.w, &values, first, count, of_v, v);
@@ -226,10 +233,10 @@ impl Task<'_, '_> {
         let out = first * n_values + channel;
         let (q, k) = (rows(q, count, key_dim), rows(k, count, key_dim));
         let (v, beta) = (rows(v, count, value_dim), rows(betas, count, 1));
-        let before = before.map(|before| Rows::new(before, key_dim, value_dim, value_dim));
-        let state = RowsMut::new(matrix, key_dim, value_dim, value_dim);
+        let before = before.map(|before| StridedRows::new(before, key_dim, value_dim, value_dim));
+        let state = StridedRowsMut::new(matrix, key_dim, value_dim, value_dim);
         // SAFETY: nobody else writes this head's results of these tokens.
-        let result = unsafe { RowsMut::shared(self.out, out, count, value_dim, n_values) };
+        let result = unsafe { StridedRowsMut::shared(self.out, out, count, value_dim, n_values) };
         for (t, x) in decays.chunks_exact_mut(n_decay).take(count).enumerate() {
             let at = ((first + t) * n_head_v + head) * n_decay;
             x.copy_from_slice(&self.inputs.decay[at..][..n_decay]);
@@ -255,12 +262,12 @@ impl Task<'_, '_> {
 }
 
 /// The first `n` rows of a block, one after the other.
-fn rows(block: &[f32], n: usize, width: usize) -> Rows<'_> {
-    Rows::new(block, n, width, width)
+fn rows(block: &[f32], n: usize, width: usize) -> StridedRows<'_> {
+    StridedRows::new(block, n, width, width)
 }
 
 /// Some channels of what a projection gave.
-struct Part<'a> {
+struct ConvChannels<'a> {
     /// `[n_tokens, width]`
     x: &'a [f32],
     width: usize,
@@ -276,18 +283,18 @@ fn convolve(
     isa: crate::simd::Isa,
     spec: &DeltaRuleSpec,
     w: &DeltaRuleWeights<PreparedLinear>,
-    &Part { x, width, channel, tap, dim }: &Part<'_>,
+    &ConvChannels { x, width, channel, tap, dim }: &ConvChannels<'_>,
     first: usize,
     count: usize,
     state: &mut [f32],
     out: &mut [f32],
 ) {
     isa.run(Convolution {
-        x: Rows::new(&x[first * width + channel..], count, dim, width),
-        weights: Rows::new(&w.taps[tap..], spec.n_tap, dim, spec.n_channels()),
+        x: StridedRows::new(&x[first * width + channel..], count, dim, width),
+        weights: StridedRows::new(&w.taps[tap..], spec.n_tap, dim, spec.n_channels()),
         bias: None,
         silu: true,
-        state: RowsMut::new(state, spec.n_tap - 1, dim, dim),
-        out: RowsMut::new(out, count, dim, dim),
+        state: StridedRowsMut::new(state, spec.n_tap - 1, dim, dim),
+        out: StridedRowsMut::new(out, count, dim, dim),
     });
 }

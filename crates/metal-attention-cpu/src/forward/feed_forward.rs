@@ -2,19 +2,19 @@
 
 use metal_attention_model::{BatchToken, Dense, DenseWeights, FeedForward, FeedForwardWeights};
 
-use super::channel_mix::Place;
-use super::{Input, MIN_ELEMENTS, Run, add_bias, resize};
+use super::channel_mix::LayerContext;
+use super::{MIN_ELEMENTS, MicroBatchRun, ProductInput, add_bias, resize};
 use crate::kernels::elementwise::Activate;
-use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
-impl Run<'_> {
+impl MicroBatchRun<'_> {
     /// The feed-forward of the normalised state `h`, added to `x`, or instead of what `result` was; whether there is one.
     /// One with a state, in the last layer, leaves only the tokens that are wanted.
     pub(super) fn feed_forward(
         &mut self,
-        place: &Place,
+        context: &LayerContext,
         spec: &FeedForward,
         w: &FeedForwardWeights<PreparedLinear>,
         tokens: &mut Vec<BatchToken>,
@@ -24,7 +24,7 @@ impl Run<'_> {
             (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_stream),
             (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_stream),
             (FeedForward::ChannelMix(mix), FeedForwardWeights::ChannelMix(w)) => {
-                self.channel_mix(place, mix, w, tokens, to_stream);
+                self.channel_mix(context, mix, w, tokens, to_stream);
             }
             (FeedForward::None, FeedForwardWeights::None) => return false,
             (
@@ -47,21 +47,21 @@ impl Run<'_> {
         let first = w.gate.as_ref().unwrap_or(&w.up);
         let second = w.gate.as_ref().map(|_| &w.up);
         match second {
-            Some(up) => self.show(&[first, up], Input::Normed),
-            None => self.show(&[first], Input::Normed),
+            Some(up) => self.observe(&[first, up], ProductInput::Normed),
+            None => self.observe(&[first], ProductInput::Normed),
         }
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let n_tokens = s.x.len() / self.spec.n_embd;
         resize(&mut s.gate, n_tokens * n_ff);
         let mut products =
-            vec![Product { matrix: &first.weight, rows: 0..n_tokens, y: &mut s.gate, accumulate: false }];
+            vec![MatmulOp { matrix: &first.weight, rows: 0..n_tokens, y: &mut s.gate, accumulate: false }];
         if let Some(up) = second {
             resize(&mut s.up, n_tokens * n_ff);
-            products.push(Product { matrix: &up.weight, rows: 0..n_tokens, y: &mut s.up, accumulate: false });
+            products.push(MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y: &mut s.up, accumulate: false });
         }
-        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         self.lap("matmul_gate_up");
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let (isa, activation) = (self.isa, dense.activation);
         let (gate, up) = (SharedMut::new(&mut s.gate), SharedMut::new(&mut s.up));
         self.pool.for_each_if(n_tokens * n_ff >= MIN_ELEMENTS, n_tokens, &|t| {
@@ -77,7 +77,7 @@ impl Run<'_> {
             isa.run(Activate { activation, gate, up });
         });
         self.lap("ffn_activation");
-        self.product(&w.down, Input::Gate, to_stream);
+        self.product(&w.down, ProductInput::Gate, to_stream);
         self.lap("matmul_down");
     }
 }

@@ -2,21 +2,21 @@
 
 use metal_attention_model::{BatchToken, MambaDecay, MambaSpec, MambaWeights, Segment};
 
-use super::{Input, MIN_ELEMENTS, MIN_STEPS, Run, resize};
+use super::{MIN_ELEMENTS, MIN_STEPS, MicroBatchRun, ProductInput, resize};
 use crate::kernels::elementwise::RmsNorm;
-use crate::kernels::matmul::{Product, matmul};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::convolution::Convolution;
 use crate::kernels::recurrent::gates::Softplus;
 use crate::kernels::recurrent::head_output::{Gate, HeadOutput};
 use crate::kernels::recurrent::mamba::Mamba;
 use crate::kernels::recurrent::mamba2::Mamba2;
-use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
-use crate::state::SharedStates;
+use crate::state::SharedStateSlots;
 
 /// Channels of one task of the state space: those whose state stays in the L1 cache together.
 const CHANNELS: usize = 64;
@@ -31,7 +31,7 @@ pub(super) struct MambaScratch {
     /// The heads' results before their norm, `[n_tokens, width]`.
     pub(super) y: Vec<f32>,
     /// The result that waits beside that of attention, `[n_tokens, width]`.
-    pub(super) beside: Vec<f32>,
+    pub(super) parallel_out: Vec<f32>,
     /// What the tokens choose by, `[n_tokens, dt_rank + 2 * d_state]`.
     chosen: Vec<f32>,
     /// Of these `dt` before it is expanded, `[n_tokens, dt_rank]`,
@@ -44,7 +44,7 @@ pub(super) struct MambaScratch {
 
 impl MambaScratch {
     pub(super) fn bytes(&self) -> usize {
-        let all = [&self.input, &self.conv, &self.y, &self.beside, &self.chosen, &self.low, &self.bc, &self.dt];
+        let all = [&self.input, &self.conv, &self.y, &self.parallel_out, &self.chosen, &self.low, &self.bc, &self.dt];
         all.iter().map(|v| 4 * v.capacity()).sum()
     }
 }
@@ -78,7 +78,7 @@ impl Convolved<'_> {
         pool: &ThreadPool,
         isa: Isa,
         layer: usize,
-        states: &SharedStates<'_>,
+        states: &SharedStateSlots<'_>,
         segments: &[Segment],
         out: &mut [f32],
     ) {
@@ -95,12 +95,12 @@ impl Convolved<'_> {
                 // SAFETY: the task has these channels of all states and results for itself, and goes through the segments
                 // in order.
                 let (state, out) = unsafe {
-                    let state = states.begin_rows(layer, segment, (0, n_tap - 1, width), &channels);
-                    (state, RowsMut::shared(&out, first * width + channels.start, n, n_channel, width))
+                    let state = states.carry_over_rows(layer, segment, (0, n_tap - 1, width), &channels);
+                    (state, StridedRowsMut::shared(&out, first * width + channels.start, n, n_channel, width))
                 };
                 isa.run(Convolution {
-                    x: Rows::new(&input[first * n_in + first_block + i * step..], n, n_channel, n_in),
-                    weights: Rows::new(&taps[channels.start..], n_tap, n_channel, width),
+                    x: StridedRows::new(&input[first * n_in + first_block + i * step..], n, n_channel, n_in),
+                    weights: StridedRows::new(&taps[channels.start..], n_tap, n_channel, width),
                     bias: bias.map(|bias| &bias[channels.clone()]),
                     silu: true,
                     state,
@@ -112,7 +112,7 @@ impl Convolved<'_> {
     }
 }
 
-impl Run<'_> {
+impl MicroBatchRun<'_> {
     /// Mamba up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they
     /// are after them.
     pub(super) fn mamba(
@@ -123,16 +123,16 @@ impl Run<'_> {
         tokens: &[BatchToken],
     ) {
         let (n_tokens, width, isa) = (tokens.len(), m.width, self.isa);
-        self.show(&[&w.input], Input::Normed);
-        let s = &mut *self.s;
+        self.observe(&[&w.input], ProductInput::Normed);
+        let s = &mut *self.scratch;
         let n_in = 2 * width;
         resize(&mut s.mamba.input, n_tokens * n_in);
         let y = &mut s.mamba.input;
-        let mut products = [Product { matrix: &w.input.weight, rows: 0..n_tokens, y, accumulate: false }];
-        matmul(self.pool, isa, &s.h, &mut s.q8, &mut products);
+        let mut products = [MatmulOp { matrix: &w.input.weight, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, isa, &s.normed, &mut s.q8, &mut products);
         self.lap("matmul_ssm_in");
 
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         resize(&mut s.mamba.conv, n_tokens * width);
         let (first, step, block) = match m.decay {
             MambaDecay::Channels => (0, Convolved::BLOCK, Convolved::BLOCK),
@@ -144,7 +144,7 @@ impl Run<'_> {
         self.lap("ssm_conv");
 
         self.choose(m, w, n_tokens);
-        resize(&mut self.s.att, n_tokens * width);
+        resize(&mut self.scratch.mixer_out, n_tokens * width);
         match m.decay {
             MambaDecay::Channels => self.scan_channels(layer, m, w, tokens),
             MambaDecay::Heads(n_head) => self.scan_heads(layer, m, w, n_head, tokens),
@@ -155,14 +155,14 @@ impl Run<'_> {
     /// `dt`, without its bias, `B` and `C` of all tokens.
     fn choose(&mut self, m: &MambaSpec, w: &MambaWeights<PreparedLinear>, n_tokens: usize) {
         let (isa, at, rank, d_state) = (self.isa, m.selection(), m.dt_rank, m.d_state);
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         if let Some(observer) = &mut self.observer {
-            observer(MatrixInput { matrix: &w.select.name, part: None, x: &s.mamba.conv, n_in: m.width });
+            observer(MatrixInput { matrix: &w.select.name, sub_matrix: None, x: &s.mamba.conv, n_in: m.width });
         }
         let c = &mut s.mamba;
         resize(&mut c.chosen, n_tokens * at.n);
         let y = &mut c.chosen;
-        let mut products = [Product { matrix: &w.select.weight, rows: 0..n_tokens, y, accumulate: false }];
+        let mut products = [MatmulOp { matrix: &w.select.weight, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, isa, &c.conv, &mut s.q8, &mut products);
         resize(&mut c.low, n_tokens * rank);
         resize(&mut c.bc, n_tokens * 2 * d_state);
@@ -182,13 +182,13 @@ impl Run<'_> {
             }
         }
         self.lap("matmul_ssm_x");
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         if let Some(observer) = &mut self.observer {
-            observer(MatrixInput { matrix: &w.dt.name, part: None, x: &s.mamba.low, n_in: rank });
+            observer(MatrixInput { matrix: &w.dt.name, sub_matrix: None, x: &s.mamba.low, n_in: rank });
         }
         resize(&mut s.mamba.dt, n_tokens * m.n_dt());
         let y = &mut s.mamba.dt;
-        let mut products = [Product { matrix: &w.dt.weight, rows: 0..n_tokens, y, accumulate: false }];
+        let mut products = [MatmulOp { matrix: &w.dt.weight, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, isa, &s.mamba.low, &mut s.q8, &mut products);
         self.lap("matmul_ssm_dt");
     }
@@ -197,9 +197,9 @@ impl Run<'_> {
     fn scan_channels(&mut self, layer: usize, m: &MambaSpec, w: &MambaWeights<PreparedLinear>, tokens: &[BatchToken]) {
         let (width, d_state) = (m.width, m.d_state);
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let (input, conv, bc) = (&s.mamba.input, &s.mamba.conv, &s.mamba.bc);
-        let (dt, out) = (SharedMut::new(&mut s.mamba.dt), SharedMut::new(&mut s.att));
+        let (dt, out) = (SharedMut::new(&mut s.mamba.dt), SharedMut::new(&mut s.mixer_out));
         let dt_bias = w.dt.bias.as_deref().expect("a bias that files must have");
         let worth = tokens.len() * width * d_state >= MIN_STEPS;
         self.pool.for_each_if(worth, width.div_ceil(CHANNELS), &|i| {
@@ -218,18 +218,18 @@ impl Run<'_> {
                 let (dt, state, rows) = unsafe {
                     let rows = ((m.n_tap - 1) * width, d_state, width);
                     (
-                        Rows::shared(&dt, first * width + at, n, n_channel, width),
-                        states.begin_rows(layer, segment, rows, &channels),
-                        RowsMut::shared(&out, first * width + at, n, n_channel, width),
+                        StridedRows::shared(&dt, first * width + at, n, n_channel, width),
+                        states.carry_over_rows(layer, segment, rows, &channels),
+                        StridedRowsMut::shared(&out, first * width + at, n, n_channel, width),
                     )
                 };
                 let bc = &bc[first * 2 * d_state..];
                 isa.run(Mamba {
-                    x: Rows::new(&conv[first * width + at..], n, n_channel, width),
+                    x: StridedRows::new(&conv[first * width + at..], n, n_channel, width),
                     dt,
-                    b: Rows::new(bc, n, d_state, 2 * d_state),
-                    c: Rows::new(&bc[d_state..], n, d_state, 2 * d_state),
-                    a: Rows::new(&w.a[at..], d_state, n_channel, width),
+                    b: StridedRows::new(bc, n, d_state, 2 * d_state),
+                    c: StridedRows::new(&bc[d_state..], n, d_state, 2 * d_state),
+                    a: StridedRows::new(&w.a[at..], d_state, n_channel, width),
                     d: &w.d[channels.clone()],
                     state,
                     out: rows,
@@ -256,13 +256,13 @@ impl Run<'_> {
     ) {
         let (width, d_state) = (m.width, m.d_state);
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let dt_bias = w.dt.bias.as_deref().expect("a bias that files must have");
         for x in s.mamba.dt.chunks_exact_mut(n_head) {
             isa.run(Softplus { x, bias: dt_bias });
         }
         let (input, conv, bc, dt) = (&s.mamba.input, &s.mamba.conv, &s.mamba.bc, &s.mamba.dt);
-        let out = SharedMut::new(&mut s.att);
+        let out = SharedMut::new(&mut s.mixer_out);
         let head_dim = width / n_head;
         let of_head = d_state * head_dim;
         self.pool.for_each_if(tokens.len() * width * d_state >= MIN_STEPS, n_head, &|h| {
@@ -273,19 +273,19 @@ impl Run<'_> {
                 // SAFETY: the task has this head of all states and results for itself, and goes through the segments in
                 // order.
                 let ((before, state), rows) = unsafe {
-                    let state = states.parts(layer, segment, start..start + of_head);
-                    (state, RowsMut::shared(&out, first * width + h * head_dim, n, head_dim, width))
+                    let state = states.source_and_target(layer, segment, start..start + of_head);
+                    (state, StridedRowsMut::shared(&out, first * width + h * head_dim, n, head_dim, width))
                 };
                 let bc = &bc[first * 2 * d_state..];
                 let head = Mamba2 {
-                    x: Rows::new(&conv[first * width + h * head_dim..], n, head_dim, width),
-                    dt: Rows::new(&dt[first * n_head + h..], n, 1, n_head),
-                    b: Rows::new(bc, n, d_state, 2 * d_state),
-                    c: Rows::new(&bc[d_state..], n, d_state, 2 * d_state),
+                    x: StridedRows::new(&conv[first * width + h * head_dim..], n, head_dim, width),
+                    dt: StridedRows::new(&dt[first * n_head + h..], n, 1, n_head),
+                    b: StridedRows::new(bc, n, d_state, 2 * d_state),
+                    c: StridedRows::new(&bc[d_state..], n, d_state, 2 * d_state),
                     a: w.a[h],
                     d: w.d[h],
-                    before: before.map(|before| Rows::new(before, d_state, head_dim, head_dim)),
-                    state: RowsMut::new(state, d_state, head_dim, head_dim),
+                    before: before.map(|before| StridedRows::new(before, d_state, head_dim, head_dim)),
+                    state: StridedRowsMut::new(state, d_state, head_dim, head_dim),
                     out: rows,
                 };
                 run_tokens(isa, &head);

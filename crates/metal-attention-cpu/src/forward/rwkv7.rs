@@ -2,13 +2,13 @@
 
 use metal_attention_model::{BatchToken, NormKind, Rwkv7Spec, Rwkv7Weights};
 
-use super::token_shift::{ShiftOf, squash};
-use super::{MIN_ELEMENTS, Run, resize};
-use crate::kernels::matmul::{Product, matmul};
+use super::token_shift::{TokenShift, apply_nonlinearity};
+use super::{MIN_ELEMENTS, MicroBatchRun, resize};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::kernels::recurrent::head_output::{Bonus, Gate, HeadNorm, HeadOutput};
 use crate::kernels::recurrent::rwkv7::Rwkv7;
-use crate::kernels::recurrent::time_mix::{MixFirst, Rwkv7Inputs, Squash};
-use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
+use crate::kernels::recurrent::time_mix::{MixFirst, Nonlinearity, Rwkv7Inputs};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
@@ -24,7 +24,7 @@ const G: usize = 5;
 const DECAY: usize = 0;
 const GATE: usize = 3;
 
-impl Run<'_> {
+impl MicroBatchRun<'_> {
     /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
     /// after them.
     pub(super) fn rwkv7(
@@ -35,7 +35,7 @@ impl Run<'_> {
         tokens: &[BatchToken],
     ) {
         let state = spec.width * spec.head_dim..spec.state_elements();
-        self.shift(&ShiftOf { layer, state, lerps: &w.lerps, previous: false, wanted_only: false }, tokens);
+        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, wanted_only: false }, tokens);
         self.rwkv7_products(spec, w, tokens.len());
         self.rwkv7_heads(layer, spec, w, tokens);
     }
@@ -47,25 +47,25 @@ impl Run<'_> {
         let of_low_rank =
             low_rank.iter().zip([W, A, V, G]).filter_map(|(low_rank, mix)| Some((&(*low_rank)?.down, mix)));
         let large = [(&w.receptance, R), (&w.key, K), (&w.value, V)];
-        self.show_mixed(large.into_iter().chain(of_low_rank), n_tokens);
+        self.observe_mixed(large.into_iter().chain(of_low_rank), n_tokens);
 
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let mut products = Vec::with_capacity(7);
         for ((linear, mix), y) in large.into_iter().zip([&mut s.q, &mut s.k, &mut s.v]) {
             resize(y, n_tokens * spec.width);
             let rows = mix * n_tokens..(mix + 1) * n_tokens;
-            products.push(Product { matrix: &linear.weight, rows, y, accumulate: false });
+            products.push(MatmulOp { matrix: &linear.weight, rows, y, accumulate: false });
         }
         for ((low_rank, mix), y) in low_rank.iter().zip([W, A, V, G]).zip(&mut s.rwkv.small) {
             let Some(low_rank) = low_rank else { continue };
             resize(y, n_tokens * low_rank.down.weight.n_out());
             let rows = mix * n_tokens..(mix + 1) * n_tokens;
-            products.push(Product { matrix: &low_rank.down.weight, rows, y, accumulate: false });
+            products.push(MatmulOp { matrix: &low_rank.down.weight, rows, y, accumulate: false });
         }
         matmul(self.pool, self.isa, &s.rwkv.mixed, &mut s.q8, &mut products);
-        squash(self.pool, self.isa, &mut s.rwkv.small[DECAY], Squash::Tanh);
+        apply_nonlinearity(self.pool, self.isa, &mut s.rwkv.small[DECAY], Nonlinearity::Tanh);
         if w.gate.is_some() {
-            squash(self.pool, self.isa, &mut s.rwkv.small[GATE], Squash::Sigmoid);
+            apply_nonlinearity(self.pool, self.isa, &mut s.rwkv.small[GATE], Nonlinearity::Sigmoid);
         }
         self.lap("matmul_time_mix");
         self.expand(&low_rank, n_tokens);
@@ -74,15 +74,15 @@ impl Run<'_> {
     /// The heads, each with all that is done to its part of the rows.
     fn rwkv7_heads(&mut self, layer: usize, spec: &Rwkv7Spec, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
         let (width, head_dim) = (spec.width, spec.head_dim);
-        let s = &mut *self.s;
-        for rows in [&mut s.att, &mut s.rwkv.keys, &mut s.rwkv.first_value] {
+        let s = &mut *self.scratch;
+        for rows in [&mut s.mixer_out, &mut s.rwkv.keys, &mut s.rwkv.first_value] {
             resize(rows, tokens.len() * width);
         }
         let [decay, rate, first_mix, gate] = &mut s.rwkv.large;
         let (decay, rate, first_mix, gate) = (SharedMut::new(decay), SharedMut::new(rate), &*first_mix, &*gate);
         let (r, k, v) = (&s.q, SharedMut::new(&mut s.k), SharedMut::new(&mut s.v));
         let (kappa, first_value) = (SharedMut::new(&mut s.rwkv.keys), SharedMut::new(&mut s.rwkv.first_value));
-        let out = SharedMut::new(&mut s.att);
+        let out = SharedMut::new(&mut s.mixer_out);
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         let work = tokens.len() * width * head_dim;
         self.pool.for_each_if(work >= MIN_ELEMENTS, spec.n_head(), &|head| {
@@ -118,18 +118,18 @@ impl Run<'_> {
                 // SAFETY: as above; and its part of all states, and goes through the segments in order.
                 unsafe {
                     let part = channels.start * head_dim..channels.end * head_dim;
-                    let state = states.begin_part(layer, segment, part);
+                    let state = states.carry_over(layer, segment, part);
                     run_tokens(
                         isa,
                         &Rwkv7 {
-                            r: Rows::new(&r[at..], n, head_dim, width),
-                            decay: Rows::shared(&decay, at, n, head_dim, width),
-                            k: Rows::shared(&k, at, n, head_dim, width),
-                            v: Rows::shared(&v, at, n, head_dim, width),
-                            a: Rows::shared(&kappa, at, n, head_dim, width),
-                            b: Rows::shared(&rate, at, n, head_dim, width),
-                            state: RowsMut::new(state, head_dim, head_dim, head_dim),
-                            out: RowsMut::shared(&out, at, n, head_dim, width),
+                            r: StridedRows::new(&r[at..], n, head_dim, width),
+                            decay: StridedRows::shared(&decay, at, n, head_dim, width),
+                            k: StridedRows::shared(&k, at, n, head_dim, width),
+                            v: StridedRows::shared(&v, at, n, head_dim, width),
+                            a: StridedRows::shared(&kappa, at, n, head_dim, width),
+                            b: StridedRows::shared(&rate, at, n, head_dim, width),
+                            state: StridedRowsMut::new(state, head_dim, head_dim, head_dim),
+                            out: StridedRowsMut::shared(&out, at, n, head_dim, width),
                         },
                     );
                 }

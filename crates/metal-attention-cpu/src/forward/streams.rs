@@ -3,8 +3,8 @@
 
 use metal_attention_model::{LayerStreams, LayerWeights, Norm, Streams};
 
-use super::{Run, normalize, normalize_row, resize};
-use crate::kernels::matmul::{Product, matmul};
+use super::{MicroBatchRun, normalize, normalize_row, resize};
+use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
 
 /// Activations of several streams.
@@ -31,37 +31,37 @@ impl StreamScratch {
     }
 }
 
-impl Run<'_> {
+impl MicroBatchRun<'_> {
     /// Before the first layer: the other streams are projections of the embedding, as long as it.
-    pub(super) fn spread_over_streams(&mut self) {
+    pub(super) fn init_streams(&mut self) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &self.weights.streams) else { return };
         let n_embd = self.spec.n_embd;
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         let rows = 0..s.x.len() / n_embd;
         s.streams.streams.resize_with(spec.n, Vec::new);
         s.streams.streams[0].clone_from(&s.x);
         for (stream, linear) in s.streams.streams[1..].iter_mut().zip(&w.proj) {
             resize(stream, s.x.len());
-            let mut products = [Product { matrix: &linear.weight, rows: rows.clone(), y: stream, accumulate: false }];
+            let mut products = [MatmulOp { matrix: &linear.weight, rows: rows.clone(), y: stream, accumulate: false }];
             matmul(self.pool, self.isa, &s.x, &mut s.q8, &mut products);
             for (row, x) in stream.chunks_exact_mut(n_embd).zip(s.x.chunks_exact(n_embd)) {
-                stretch(row, length(x));
+                scale_to_norm(row, l2_norm(x));
             }
         }
         self.lap("streams");
     }
 
     /// A layer's prediction of every stream; `x` becomes that of the active one.
-    pub(super) fn begin_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
+    pub(super) fn predict_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
         let n = spec.n;
-        let n_tokens = self.s.x.len() / self.spec.n_embd;
-        self.s.x.clone_from(&self.s.streams.streams[spec.active]);
-        self.modalities(&spec, w, n_tokens);
-        let s = &mut *self.s;
+        let n_tokens = self.scratch.x.len() / self.spec.n_embd;
+        self.scratch.x.clone_from(&self.scratch.streams.streams[spec.active]);
+        self.router_modalities(&spec, w, n_tokens);
+        let s = &mut *self.scratch;
         resize(&mut s.streams.coefficients, n_tokens * n * n);
         let (matrix, y) = (&w.predict.weight, &mut s.streams.coefficients);
-        let mut products = [Product { matrix, rows: 0..n_tokens, y, accumulate: false }];
+        let mut products = [MatmulOp { matrix, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, self.isa, &s.streams.small, &mut s.q8, &mut products);
         let n_embd = self.spec.n_embd;
         let mut old = vec![0.0; n];
@@ -84,23 +84,23 @@ impl Run<'_> {
     pub(super) fn laurel(&mut self, w: &LayerWeights<PreparedLinear>) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
         let n_embd = self.spec.n_embd;
-        let s = &mut *self.s;
-        let rows = 0..s.h.len() / n_embd;
+        let s = &mut *self.scratch;
+        let rows = 0..s.normed.len() / n_embd;
         resize(&mut s.streams.small, rows.len() * spec.laurel_rank);
-        resize(&mut s.streams.laurel, s.h.len());
+        resize(&mut s.streams.laurel, s.normed.len());
         let (matrix, y) = (&w.laurel_l.weight, &mut s.streams.small);
         matmul(
             self.pool,
             self.isa,
-            &s.h,
+            &s.normed,
             &mut s.q8,
-            &mut [Product { matrix, rows: rows.clone(), y, accumulate: false }],
+            &mut [MatmulOp { matrix, rows: rows.clone(), y, accumulate: false }],
         );
         let (matrix, y) = (&w.laurel_r.weight, &mut s.streams.laurel);
-        let mut products = [Product { matrix, rows, y, accumulate: false }];
+        let mut products = [MatmulOp { matrix, rows, y, accumulate: false }];
         matmul(self.pool, self.isa, &s.streams.small, &mut s.q8, &mut products);
         let Norm { kind, eps, .. } = spec.laurel_norm;
-        for (row, h) in s.streams.laurel.chunks_exact_mut(n_embd).zip(s.h.chunks_exact(n_embd)) {
+        for (row, h) in s.streams.laurel.chunks_exact_mut(n_embd).zip(s.normed.chunks_exact(n_embd)) {
             let x = row.to_vec();
             normalize_row(self.isa, kind, eps, &w.laurel_norm, &x, row);
             super::add(row, h);
@@ -113,7 +113,7 @@ impl Run<'_> {
         if self.spec.embedding.streams.is_none() {
             return;
         }
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         for (x, laurel) in s.x.iter_mut().zip(&s.streams.laurel) {
             *x = (*x + laurel) * std::f32::consts::FRAC_1_SQRT_2;
         }
@@ -123,12 +123,12 @@ impl Run<'_> {
     pub(super) fn correct_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
         let (n, n_embd) = (spec.n, self.spec.n_embd);
-        let n_tokens = self.s.x.len() / n_embd;
-        self.modalities(&spec, w, n_tokens);
-        let s = &mut *self.s;
+        let n_tokens = self.scratch.x.len() / n_embd;
+        self.router_modalities(&spec, w, n_tokens);
+        let s = &mut *self.scratch;
         resize(&mut s.streams.coefficients, n_tokens * n);
         let (matrix, y) = (&w.correct.weight, &mut s.streams.coefficients);
-        let mut products = [Product { matrix, rows: 0..n_tokens, y, accumulate: false }];
+        let mut products = [MatmulOp { matrix, rows: 0..n_tokens, y, accumulate: false }];
         matmul(self.pool, self.isa, &s.streams.small, &mut s.q8, &mut products);
         for t in 0..n_tokens {
             let coefficients = &s.streams.coefficients[t * n..][..n];
@@ -144,30 +144,31 @@ impl Run<'_> {
     }
 
     /// All streams but the active one get `result`.
-    pub(super) fn add_to_idle_streams(&mut self) {
+    pub(super) fn add_to_inactive_streams(&mut self) {
         let Some(spec) = self.spec.embedding.streams else { return };
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         for (_, stream) in s.streams.streams.iter_mut().enumerate().filter(|(i, _)| *i != spec.active) {
-            super::add(stream, &s.result);
+            super::add(stream, &s.branch_out);
         }
     }
 
     /// After the last layer: `x` becomes the mean of all streams, projected back to the active one's length.
-    pub(super) fn join_streams(&mut self) {
+    pub(super) fn merge_streams(&mut self) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &self.weights.streams) else { return };
         let n_embd = self.spec.n_embd;
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         s.x.clone_from(&s.streams.streams[spec.active]);
         let rows = 0..s.x.len() / n_embd;
         let mut sum = s.x.clone();
-        resize(&mut s.h, s.x.len());
+        resize(&mut s.normed, s.x.len());
         for (stream, linear) in s.streams.streams[1..].iter().zip(&w.unembd_proj) {
-            let mut products = [Product { matrix: &linear.weight, rows: rows.clone(), y: &mut s.h, accumulate: false }];
+            let mut products =
+                [MatmulOp { matrix: &linear.weight, rows: rows.clone(), y: &mut s.normed, accumulate: false }];
             matmul(self.pool, self.isa, stream, &mut s.q8, &mut products);
-            for (row, x) in s.h.chunks_exact_mut(n_embd).zip(s.x.chunks_exact(n_embd)) {
-                stretch(row, length(x));
+            for (row, x) in s.normed.chunks_exact_mut(n_embd).zip(s.x.chunks_exact(n_embd)) {
+                scale_to_norm(row, l2_norm(x));
             }
-            super::add(&mut sum, &s.h);
+            super::add(&mut sum, &s.normed);
         }
         s.x = sum;
         let n = 1.0 / spec.n as f32;
@@ -176,26 +177,26 @@ impl Run<'_> {
     }
 
     /// `small = tanh(router(norm(x) / n_embd))`, `[n_tokens, n]`.
-    fn modalities(&mut self, spec: &Streams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
-        let s = &mut *self.s;
-        resize(&mut s.h, s.x.len());
-        normalize(self.pool, self.isa, (&spec.router_norm, &w.router_norm), &s.x, &mut s.h);
+    fn router_modalities(&mut self, spec: &Streams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
+        let s = &mut *self.scratch;
+        resize(&mut s.normed, s.x.len());
+        normalize(self.pool, self.isa, (&spec.router_norm, &w.router_norm), &s.x, &mut s.normed);
         let factor = 1.0 / self.spec.n_embd as f32;
-        super::scale_by(&mut s.h, factor);
+        super::scale_by(&mut s.normed, factor);
         resize(&mut s.streams.small, n_tokens * spec.n);
         let (matrix, y) = (&w.router.weight, &mut s.streams.small);
-        let mut products = [Product { matrix, rows: 0..n_tokens, y, accumulate: false }];
-        matmul(self.pool, self.isa, &s.h, &mut s.q8, &mut products);
+        let mut products = [MatmulOp { matrix, rows: 0..n_tokens, y, accumulate: false }];
+        matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         s.streams.small.iter_mut().for_each(|x| *x = x.tanh());
     }
 }
 
 /// The length of a row, as the root of its squares' sum.
-fn length(row: &[f32]) -> f32 {
+fn l2_norm(row: &[f32]) -> f32 {
     row.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
 /// Brings a row to that length.
-fn stretch(row: &mut [f32], to: f32) {
-    super::scale_by(row, to / length(row));
+fn scale_to_norm(row: &mut [f32], to: f32) {
+    super::scale_by(row, to / l2_norm(row));
 }

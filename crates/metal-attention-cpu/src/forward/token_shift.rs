@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use metal_attention_model::{BatchToken, LowRankWeights};
 
-use super::{MIN_ELEMENTS, Run, resize};
-use crate::kernels::matmul::{Product, matmul};
-use crate::kernels::recurrent::time_mix::{Shift, Squash, Squashed};
+use super::{MIN_ELEMENTS, MicroBatchRun, resize};
+use crate::kernels::matmul::{MatmulOp, matmul};
+use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity, TokenLerp};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::pool::ThreadPool;
@@ -18,7 +18,7 @@ use crate::simd::Isa;
 const CHANNELS: usize = 256;
 
 /// Elements of one task where a function is computed of each.
-const SQUASHED: usize = 1024;
+const NONLINEARITY_CHUNK: usize = 1024;
 
 /// Activations of RWKV's mixes.
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl RwkvScratch {
 }
 
 /// Where a token shift finds its state and what it leaves.
-pub(super) struct ShiftOf<'a> {
+pub(super) struct TokenShift<'a> {
     pub(super) layer: usize,
     /// The last token's input in the layer's state.
     pub(super) state: Range<usize>,
@@ -58,17 +58,17 @@ pub(super) struct ShiftOf<'a> {
     pub(super) wanted_only: bool,
 }
 
-impl Run<'_> {
+impl MicroBatchRun<'_> {
     /// `mixed`, of the normalised state `h`; the states go on to the inputs of the last tokens.
-    pub(super) fn shift(&mut self, of: &ShiftOf<'_>, tokens: &[BatchToken]) {
+    pub(super) fn shift(&mut self, of: &TokenShift<'_>, tokens: &[BatchToken]) {
         let width = of.state.len();
         let n_mix = of.lerps.len() / width;
         let has_row = |token: &BatchToken| token.logits || !of.wanted_only;
         let n_rows = tokens.iter().filter(|token| has_row(token)).count();
-        let s = &mut *self.s;
+        let s = &mut *self.scratch;
         resize(&mut s.rwkv.mixed, n_mix * n_rows * width);
         resize(&mut s.rwkv.previous, if of.previous { tokens.len() * width } else { 0 });
-        let (h, mixed, kept) = (&s.h, SharedMut::new(&mut s.rwkv.mixed), SharedMut::new(&mut s.rwkv.previous));
+        let (h, mixed, kept) = (&s.normed, SharedMut::new(&mut s.rwkv.mixed), SharedMut::new(&mut s.rwkv.previous));
         let (isa, states, segments) = (self.isa, self.states, self.pages.segments(tokens));
         self.pool.for_each_if(n_mix * h.len() >= MIN_ELEMENTS, width.div_ceil(CHANNELS), &|task| {
             let first = task * CHANNELS;
@@ -78,7 +78,7 @@ impl Run<'_> {
             for segment in segments {
                 let part = of.state.start + first..of.state.start + first + n;
                 // SAFETY: the task has these channels of all states for itself, and goes through the segments in order.
-                let state = unsafe { states.begin_part(of.layer, segment, part) };
+                let state = unsafe { states.carry_over(of.layer, segment, part) };
                 let end = token + segment.n;
                 for (i, token) in (token..end).enumerate() {
                     let previous = if i == 0 { &*state } else { x(token - 1) };
@@ -92,7 +92,7 @@ impl Run<'_> {
                     for (m, lerp) in of.lerps.chunks_exact(width).enumerate() {
                         // SAFETY: as above.
                         let out = unsafe { mixed.slice((m * n_rows + row) * width + first, n) };
-                        isa.run(Shift { x: x(token), previous, lerp: &lerp[first..first + n], more: None, out });
+                        isa.run(TokenLerp { x: x(token), previous, lerp: &lerp[first..first + n], more: None, out });
                     }
                     row += 1;
                 }
@@ -110,20 +110,20 @@ impl Run<'_> {
         for (i, low_rank) in of.iter().enumerate() {
             let Some(LowRankWeights { up, .. }) = low_rank else { continue };
             if let Some(observer) = &mut self.observer {
-                let (x, n_in) = (&self.s.rwkv.small[i], up.weight.n_in());
-                observer(MatrixInput { matrix: &up.name, part: None, x, n_in });
+                let (x, n_in) = (&self.scratch.rwkv.small[i], up.weight.n_in());
+                observer(MatrixInput { matrix: &up.name, sub_matrix: None, x, n_in });
             }
-            let s = &mut *self.s;
+            let s = &mut *self.scratch;
             let y = &mut s.rwkv.large[i];
             resize(y, n_tokens * up.weight.n_out());
-            let mut products = [Product { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
+            let mut products = [MatmulOp { matrix: &up.weight, rows: 0..n_tokens, y, accumulate: false }];
             matmul(self.pool, self.isa, &s.rwkv.small[i], &mut s.q8, &mut products);
         }
         self.lap("matmul_low_rank");
     }
 
     /// Shows the observer that the matrices are multiplied by these rows of `mixed`.
-    pub(super) fn show_mixed<'a>(
+    pub(super) fn observe_mixed<'a>(
         &mut self,
         linears: impl IntoIterator<Item = (&'a PreparedLinear, usize)>,
         n_rows: usize,
@@ -131,19 +131,19 @@ impl Run<'_> {
         let Some(observer) = &mut self.observer else { return };
         for (linear, mix) in linears {
             let n_in = linear.weight.n_in();
-            let x = &self.s.rwkv.mixed[mix * n_rows * n_in..][..n_rows * n_in];
-            observer(MatrixInput { matrix: &linear.name, part: None, x, n_in });
+            let x = &self.scratch.rwkv.mixed[mix * n_rows * n_in..][..n_rows * n_in];
+            observer(MatrixInput { matrix: &linear.name, sub_matrix: None, x, n_in });
         }
     }
 }
 
-/// `x[i] = squash(x[i])`
-pub(super) fn squash(pool: &ThreadPool, isa: Isa, x: &mut [f32], squash: Squash) {
+/// `x[i] = apply_nonlinearity(x[i])`
+pub(super) fn apply_nonlinearity(pool: &ThreadPool, isa: Isa, x: &mut [f32], nonlinearity: Nonlinearity) {
     let n = x.len();
     let x = SharedMut::new(x);
-    pool.for_each_if(n >= MIN_ELEMENTS, n.div_ceil(SQUASHED), &|i| {
+    pool.for_each_if(n >= MIN_ELEMENTS, n.div_ceil(NONLINEARITY_CHUNK), &|i| {
         // SAFETY: each task has its elements for itself.
-        let x = unsafe { x.slice(i * SQUASHED, SQUASHED.min(n - i * SQUASHED)) };
-        isa.run(Squashed { x, squash });
+        let x = unsafe { x.slice(i * NONLINEARITY_CHUNK, NONLINEARITY_CHUNK.min(n - i * NONLINEARITY_CHUNK)) };
+        isa.run(ApplyNonlinearity { x, nonlinearity });
     });
 }

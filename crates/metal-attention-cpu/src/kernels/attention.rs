@@ -9,7 +9,7 @@
 
 use metal_attention_model::PAGE;
 
-use crate::kv_cache::{Element, SharedCache, padded};
+use crate::kv_cache::{CacheElement, SharedKvCache, padded};
 use crate::simd::{Kernel, LANES, Simd, exp, prefetch};
 
 /// Positions per split.
@@ -17,11 +17,11 @@ pub(crate) const SPLIT: usize = 512;
 /// Positions whose scores are held at once: a page, so that pages are looked up once a chunk.
 const CHUNK: usize = PAGE;
 /// Query rows that share every load of keys and values.
-const ROWS: usize = 4;
+const QUERY_ROWS: usize = 4;
 /// Queries of a task that reads the cache for one token: the heads that share keys.
-const FEW: usize = 8;
+const MAX_PREFETCH_QUERIES: usize = 8;
 /// Elements from the keys being read to those being fetched.
-const AHEAD: usize = 2048;
+const PREFETCH: usize = 2048;
 
 /// One query row: a head of one token.
 #[derive(Clone, Copy)]
@@ -50,9 +50,9 @@ pub(crate) struct Attention<'a, E> {
     /// The sequence's pages; numbers that stand for nothing before what the queries see.
     pages: &'a [u32],
     /// Elements from the keys of a page to those of the next.
-    page_keys: usize,
+    keys_per_page: usize,
     /// Elements from the values of a page to those of the next.
-    page_values: usize,
+    values_per_page: usize,
     key_dim: usize,
     value_dim: usize,
     /// Scores become `cap * tanh(score / cap)`.
@@ -61,7 +61,7 @@ pub(crate) struct Attention<'a, E> {
     start: usize,
 }
 
-impl<'a, E: Element> Attention<'a, E> {
+impl<'a, E: CacheElement> Attention<'a, E> {
     /// `queries` against the split from `start` on of what `cache` holds of a sequence with these `pages`, for KV head
     /// `head`.
     ///
@@ -70,23 +70,23 @@ impl<'a, E: Element> Attention<'a, E> {
     /// `pages` are pages of the cache and hold every position that the queries see; nobody writes to these meanwhile.
     /// The queries' pointers are valid, and nobody else uses their results.
     pub(crate) unsafe fn new(
-        cache: &SharedCache<'a, E>,
+        cache: &SharedKvCache<'a, E>,
         head: usize,
         pages: &'a [u32],
         queries: &'a [Query],
         soft_cap: Option<f32>,
         start: usize,
     ) -> Self {
-        let places = cache.places;
+        let layout = cache.layout;
         Self {
             queries,
-            keys: cache.keys.at(places.key_at(0, head, 0)),
-            values: cache.values.at(places.value_at(0, head, 0)),
+            keys: cache.keys.at(layout.key_index(0, head, 0)),
+            values: cache.values.at(layout.value_index(0, head, 0)),
             pages,
-            page_keys: places.page_keys(),
-            page_values: places.page_values(),
-            key_dim: places.key_dim(),
-            value_dim: places.value_dim(),
+            keys_per_page: layout.keys_per_page(),
+            values_per_page: layout.values_per_page(),
+            key_dim: layout.key_dim(),
+            value_dim: layout.value_dim(),
             soft_cap,
             start,
         }
@@ -95,21 +95,21 @@ impl<'a, E: Element> Attention<'a, E> {
 
 /// The KV head's part of a page.
 #[derive(Clone, Copy)]
-struct Page<E> {
+struct PagePointers<E> {
     keys: *const E,
     values: *const E,
     /// The keys of the sequence's next page.
     next_keys: *const E,
 }
 
-impl<E: Element> Kernel for Attention<'_, E> {
+impl<E: CacheElement> Kernel for Attention<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let (rows, rest) = self.queries.as_chunks::<ROWS>();
+        let (rows, rest) = self.queries.as_chunks::<QUERY_ROWS>();
         // SAFETY: the cache and the queries are as `new` asks.
         unsafe {
             for rows in rows {
-                self.rows::<S, ROWS>(rows);
+                self.rows::<S, QUERY_ROWS>(rows);
             }
             match *rest {
                 [] => {}
@@ -121,7 +121,7 @@ impl<E: Element> Kernel for Attention<'_, E> {
     }
 }
 
-impl<E: Element> Attention<'_, E> {
+impl<E: CacheElement> Attention<'_, E> {
     #[inline(always)]
     unsafe fn rows<S: Simd, const R: usize>(&self, queries: &[Query; R]) {
         let dim = padded(self.value_dim);
@@ -151,7 +151,7 @@ impl<E: Element> Attention<'_, E> {
                     let q = &queries[r];
                     let scores = &mut scores[r][..n];
                     if self.soft_cap.is_some() || q.slope != 0.0 {
-                        self.bend::<S>(q, scores, chunk);
+                        self.cap_and_bias::<S>(q, scores, chunk);
                     }
                     // Positions outside first..end get no weight.
                     let low = q.first.saturating_sub(chunk).min(n);
@@ -208,7 +208,7 @@ impl<E: Element> Attention<'_, E> {
 
     /// Caps the scores of the positions from `start` on, and lets them fall with the distance.
     #[inline(always)]
-    unsafe fn bend<S: Simd>(&self, q: &Query, scores: &mut [f32], start: usize) {
+    unsafe fn cap_and_bias<S: Simd>(&self, q: &Query, scores: &mut [f32], start: usize) {
         // SAFETY: scores are whole vectors.
         unsafe {
             if let Some(cap) = self.soft_cap {
@@ -230,16 +230,16 @@ impl<E: Element> Attention<'_, E> {
 
     /// The `i`-th page of the sequence.
     #[inline(always)]
-    unsafe fn page(&self, i: usize) -> Page<E> {
+    unsafe fn page(&self, i: usize) -> PagePointers<E> {
         let page = self.pages[i] as usize;
         // After the last page its own keys are fetched again, which costs nothing.
         let next = self.pages.get(i + 1).map_or(page, |&next| next as usize);
         // SAFETY: the table names pages of the cache.
         unsafe {
-            Page {
-                keys: self.keys.add(page * self.page_keys),
-                values: self.values.add(page * self.page_values),
-                next_keys: self.keys.add(next * self.page_keys),
+            PagePointers {
+                keys: self.keys.add(page * self.keys_per_page),
+                values: self.values.add(page * self.values_per_page),
+                next_keys: self.keys.add(next * self.keys_per_page),
             }
         }
     }
@@ -250,20 +250,20 @@ impl<E: Element> Attention<'_, E> {
         &self,
         queries: &[Query; R],
         scores: &mut [[f32; CHUNK]; R],
-        page: Page<E>,
+        page: PagePointers<E>,
         at: usize,
     ) {
         // SAFETY: the groups of 16 lie in the page, which is whole groups.
         unsafe {
             let keys = page.keys.add(at * self.key_dim);
             let values = page.values.add(at * padded(self.value_dim));
-            let ahead = at * self.key_dim + AHEAD;
+            let ahead = at * self.key_dim + PREFETCH;
             let ahead = match ahead.checked_sub(PAGE * self.key_dim) {
                 Some(ahead) => page.next_keys.wrapping_add(ahead),
                 None => page.keys.wrapping_add(ahead),
             };
             // Few queries wait for memory: fetch the next keys, and the values that these scores are for.
-            let fetch = self.queries.len() <= FEW;
+            let fetch = self.queries.len() <= MAX_PREFETCH_QUERIES;
             let mut acc = [[S::f_splat(0.0); G]; R];
             for d in 0..self.key_dim {
                 if fetch {

@@ -16,7 +16,7 @@ use crate::simd::{Isa, LANES, Simd};
 
 /// A weight matrix `[n_out, n_in]`, ready to be multiplied.
 #[derive(Debug)]
-pub(crate) enum Matrix {
+pub(crate) enum WeightMatrix {
     /// Quantised and repacked; multiplied by 8-bit activations.
     Codes(PackedMatrix),
     /// F32, F16 or BF16, repacked; multiplied by F32 activations.
@@ -25,7 +25,7 @@ pub(crate) enum Matrix {
     InPlace(Tensor),
 }
 
-impl Matrix {
+impl WeightMatrix {
     /// Prepares `tensor`; `exact` keeps quantised types in place. `None` when
     /// `memory` has no room for the repacked matrix.
     pub(crate) fn new(pool: &ThreadPool, memory: &mut PackedMemory, tensor: &Tensor, exact: bool) -> Option<Self> {
@@ -76,7 +76,7 @@ impl Matrix {
 
 /// Some panels (groups of [`PANEL`] rows) of a product `[n_tokens, n_out]`. No other thread works on the same panels of
 /// the same product.
-pub(crate) struct Part<'a> {
+pub(crate) struct PanelSlice<'a> {
     panels: Range<usize>,
     /// The row of the input that is the product's first.
     first_row: usize,
@@ -86,12 +86,12 @@ pub(crate) struct Part<'a> {
     accumulate: bool,
 }
 
-impl<'a> Part<'a> {
+impl<'a> PanelSlice<'a> {
     /// `panels` of the product `y`, or of what is added to it.
     ///
     /// # Safety
     ///
-    /// `y` is `[rows.len(), n_out]`, the panels lie in it, and no other part that is at work has any of them.
+    /// `y` is `[rows.len(), n_out]`, the panels lie in it, and no other slice that is at work has any of them.
     unsafe fn new(
         panels: Range<usize>,
         rows: &Range<usize>,
@@ -146,8 +146,8 @@ impl<'a> Part<'a> {
 }
 
 /// One product of several in one parallel region.
-pub(crate) struct Product<'a> {
-    pub(crate) matrix: &'a Matrix,
+pub(crate) struct MatmulOp<'a> {
+    pub(crate) matrix: &'a WeightMatrix,
     /// The rows of the input that are multiplied.
     pub(crate) rows: Range<usize>,
     /// `[rows.len(), n_out]`
@@ -164,9 +164,9 @@ const MAX_WORK: usize = 1 << 28;
 
 /// Computes all `products` with their rows of `x`, `[n_rows, n_in]`, in one parallel region. Where a matrix is packed the rows
 /// are brought to 8 bits first, in `q8`.
-pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activations, products: &mut [Product<'_>]) {
+pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activations, products: &mut [MatmulOp<'_>]) {
     struct Task<'a> {
-        matrix: &'a Matrix,
+        matrix: &'a WeightMatrix,
         rows: Range<usize>,
         y: SharedMut<'a, f32>,
         accumulate: bool,
@@ -210,12 +210,12 @@ pub(crate) fn matmul(pool: &ThreadPool, isa: Isa, x: &[f32], q8: &mut Q8Activati
             }
             let panels = panels.start - task.first_panel..panels.end - task.first_panel;
             // SAFETY: `y` has this shape, as was checked above; each chunk of panels is taken by one thread.
-            let part = unsafe { Part::new(panels, &task.rows, task.matrix.n_out(), &task.y, task.accumulate) };
+            let slice = unsafe { PanelSlice::new(panels, &task.rows, task.matrix.n_out(), &task.y, task.accumulate) };
             let x = &x[task.rows.start * n_in..task.rows.end * n_in];
             match task.matrix {
-                Matrix::Codes(matrix) => run_packed(isa, matrix, q8, &part),
-                Matrix::Floats(matrix) => run_floats(isa, matrix, x, &part),
-                Matrix::InPlace(tensor) => run_dequantized(isa, tensor, x, &part),
+                WeightMatrix::Codes(matrix) => run_packed(isa, matrix, q8, &slice),
+                WeightMatrix::Floats(matrix) => run_floats(isa, matrix, x, &slice),
+                WeightMatrix::InPlace(tensor) => run_dequantized(isa, tensor, x, &slice),
             }
         }
     });

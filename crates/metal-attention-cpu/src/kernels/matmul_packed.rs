@@ -4,12 +4,12 @@ use std::marker::PhantomData;
 
 use metal_attention_gguf::TensorType;
 
-use super::matmul::Part;
+use super::matmul::PanelSlice;
 use crate::activations::{Q8Activations, Q8Row};
-use crate::codebooks;
-use crate::fp4;
 use crate::packed::PackedMatrix;
-use crate::packed::formats::{self, Format};
+use crate::packed::codebooks;
+use crate::packed::formats::{self, PackedFormat};
+use crate::packed::fp4;
 use crate::simd::{Isa, Kernel, Simd, prefetch};
 
 /// Bytes of activations, some two a column, that a core's L2 cache holds beside a panel.
@@ -19,12 +19,12 @@ const LONG_ROW: usize = 2048;
 /// Bytes from the weights being read to those being fetched.
 const PREFETCH: usize = 8192;
 
-/// Computes a part of the product of a quantised matrix and `x`.
-pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
-    fn with<F: Format>(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, part: &Part<'_>) {
-        isa.run(Packed { matrix, x, part, format: PhantomData::<F> });
+/// Computes a slice of the product of a quantised matrix and `x`.
+pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, slice: &PanelSlice<'_>) {
+    fn with<F: PackedFormat>(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, slice: &PanelSlice<'_>) {
+        isa.run(PackedProduct { matrix, x, slice, format: PhantomData::<F> });
     }
-    assert_eq!((matrix.n_in, matrix.n_out), (x.n_in(), part.n_out()), "the matrix of the product");
+    assert_eq!((matrix.n_in, matrix.n_out), (x.n_in(), slice.n_out()), "the matrix of the product");
     let with = match matrix.ty {
         TensorType::Q4_0 => with::<formats::Q4_0>,
         TensorType::Q4_1 => with::<formats::Q4_1>,
@@ -52,25 +52,25 @@ pub(crate) fn run_packed(isa: Isa, matrix: &PackedMatrix, x: &Q8Activations, par
         TensorType::Q2_0 => with::<formats::Q2_0>,
         TensorType::Q1_0 => with::<formats::Q1_0>,
     };
-    with(isa, matrix, x, part);
+    with(isa, matrix, x, slice);
 }
 
-/// A part of the product of `matrix`, which is in format `F`, and `x`, whose rows are as long as the matrix's.
-struct Packed<'a, F> {
+/// A slice of the product of `matrix`, which is in format `F`, and `x`, whose rows are as long as the matrix's.
+struct PackedProduct<'a, F> {
     matrix: &'a PackedMatrix,
     x: &'a Q8Activations,
-    part: &'a Part<'a>,
+    slice: &'a PanelSlice<'a>,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for Packed<'_, F> {
+impl<F: PackedFormat> Kernel for PackedProduct<'_, F> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // So many tokens at once that their activations stay in the L2 cache for all panels.
         let n_tokens = (ACTIVATIONS / (2 * self.matrix.n_in)).max(8) / 8 * 8;
         let streams = S::STREAMS && F::STREAMS;
-        let mut panels = self.part.panels();
-        if self.part.n_tokens() == 1 && streams && self.matrix.n_in > LONG_ROW {
+        let mut panels = self.slice.panels();
+        if self.slice.n_tokens() == 1 && streams && self.matrix.n_in > LONG_ROW {
             // Panels of the first half go with those of the second: both read on where they have read.
             let half = panels.len() / 2;
             for panel in panels.start..panels.start + half {
@@ -79,8 +79,8 @@ impl<F: Format> Kernel for Packed<'_, F> {
             }
             panels.start += 2 * half;
         }
-        for first in (0..self.part.n_tokens()).step_by(n_tokens) {
-            let end = self.part.n_tokens().min(first + n_tokens);
+        for first in (0..self.slice.n_tokens()).step_by(n_tokens) {
+            let end = self.slice.n_tokens().min(first + n_tokens);
             for panel in panels.clone() {
                 let mut token = first;
                 // SAFETY: panels and tokens are in range; the format is the matrix's.
@@ -110,7 +110,7 @@ impl<F: Format> Kernel for Packed<'_, F> {
     }
 }
 
-impl<F: Format> Packed<'_, F> {
+impl<F: PackedFormat> PackedProduct<'_, F> {
     /// `P` panels times `T` tokens. `fetch`: whether weights are asked for ahead.
     #[inline(always)]
     unsafe fn tile<S: Simd, const P: usize, const T: usize>(&self, panels: [usize; P], token: usize, fetch: bool) {
@@ -120,7 +120,7 @@ impl<F: Format> Packed<'_, F> {
         let ahead = fetch.then_some(if T == 1 { PREFETCH } else { bytes[0].len() });
         let n_blocks = self.matrix.n_in / F::BLOCK;
         debug_assert_eq!(bytes[0].len(), n_blocks * F::BYTES);
-        let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.part.first_row() + token + t));
+        let rows: [Q8Row; T] = std::array::from_fn(|t| self.x.row(self.slice.first_row() + token + t));
         // SAFETY: blocks lie inside the panels, activation blocks inside their rows of n_in elements.
         unsafe {
             let mut y = [[S::f_splat(0.0); T]; P];
@@ -131,7 +131,7 @@ impl<F: Format> Packed<'_, F> {
             }
             for p in 0..P {
                 for t in 0..T {
-                    self.part.store::<S>(panels[p], token + t, y[p][t]);
+                    self.slice.store::<S>(panels[p], token + t, y[p][t]);
                 }
             }
         }
@@ -144,7 +144,7 @@ impl<F: Format> Packed<'_, F> {
 ///
 /// `block` points to a whole block, and so many blocks lie inside the rows; the CPU has the instruction set.
 #[inline(always)]
-unsafe fn add_block<S: Simd, F: Format, const T: usize>(
+unsafe fn add_block<S: Simd, F: PackedFormat, const T: usize>(
     block: *const u8,
     rows: &[Q8Row; T],
     b: usize,
@@ -209,10 +209,10 @@ unsafe fn add_block<S: Simd, F: Format, const T: usize>(
     }
 }
 
-/// Has what lies `ahead` of the `i`-th part of a block fetched, as many bytes as columns `32 i..32 i + 32` have. Not the whole
+/// Has what lies `ahead` of the `i`-th slice of a block fetched, as many bytes as columns `32 i..32 i + 32` have. Not the whole
 /// block at once: while as many lines are on their way as the core can wait for, it does nothing else.
 #[inline(always)]
-fn fetch<F: Format>(block: *const u8, i: usize, ahead: Option<usize>) {
+fn fetch<F: PackedFormat>(block: *const u8, i: usize, ahead: Option<usize>) {
     let n = F::BLOCK / 32;
     if let Some(ahead) = ahead {
         for at in (F::BYTES * i / n..F::BYTES * (i + 1) / n).step_by(64) {
@@ -224,7 +224,7 @@ fn fetch<F: Format>(block: *const u8, i: usize, ahead: Option<usize>) {
 /// Sum over steps `FROM..TO` of `(code - OFFSET) * a`, per row, with block `at`
 /// of each token's activations.
 #[inline(always)]
-unsafe fn dots<S: Simd, F: Format, const T: usize, const FROM: usize, const TO: usize>(
+unsafe fn dots<S: Simd, F: PackedFormat, const T: usize, const FROM: usize, const TO: usize>(
     codes: &[S::B; 8],
     rows: &[Q8Row; T],
     at: usize,

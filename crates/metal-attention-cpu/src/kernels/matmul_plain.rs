@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use metal_attention_gguf::{Tensor, TensorType};
 
-use super::matmul::Part;
+use super::matmul::PanelSlice;
 use crate::packed::{PANEL, PackedMatrix};
 use crate::simd::{Isa, Kernel, Simd, prefetch};
 
@@ -17,42 +17,42 @@ const ACTIVATIONS: usize = 256 << 10;
 /// Columns from the weights being read to those being fetched.
 const PREFETCH: usize = 64;
 
-/// Computes a part of the product of a matrix of floats and `x`, `[n_tokens, n_in]`.
-pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, x: &[f32], part: &Part<'_>) {
-    fn with<W: Weight>(isa: Isa, matrix: &PackedMatrix, x: &[f32], part: &Part<'_>) {
-        let weights = matrix.panels(part.panels()).as_ptr().cast::<W>();
-        isa.run(Plain { part, panels: part.panels(), weights, x, n_in: matrix.n_in });
+/// Computes a slice of the product of a matrix of floats and `x`, `[n_tokens, n_in]`.
+pub(crate) fn run_floats(isa: Isa, matrix: &PackedMatrix, x: &[f32], slice: &PanelSlice<'_>) {
+    fn with<W: FloatElement>(isa: Isa, matrix: &PackedMatrix, x: &[f32], slice: &PanelSlice<'_>) {
+        let weights = matrix.panels(slice.panels()).as_ptr().cast::<W>();
+        isa.run(FloatProduct { slice, panels: slice.panels(), weights, x, n_in: matrix.n_in });
     }
-    let lengths = (matrix.n_in * part.n_tokens(), matrix.n_out);
-    assert_eq!(lengths, (x.len(), part.n_out()), "the matrix and the input of the product");
+    let lengths = (matrix.n_in * slice.n_tokens(), matrix.n_out);
+    assert_eq!(lengths, (x.len(), slice.n_out()), "the matrix and the input of the product");
     match matrix.ty {
-        TensorType::F32 => with::<f32>(isa, matrix, x, part),
-        TensorType::F16 => with::<f16>(isa, matrix, x, part),
-        TensorType::BF16 => with::<bf16>(isa, matrix, x, part),
+        TensorType::F32 => with::<f32>(isa, matrix, x, slice),
+        TensorType::F16 => with::<f16>(isa, matrix, x, slice),
+        TensorType::BF16 => with::<bf16>(isa, matrix, x, slice),
         ty => unreachable!("{ty} is multiplied by 8-bit activations"),
     }
 }
 
 /// The same for a matrix as it lies in the file, dequantised panel by panel.
-pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], part: &Part<'_>) {
+pub(crate) fn run_dequantized(isa: Isa, tensor: &Tensor, x: &[f32], slice: &PanelSlice<'_>) {
     let n_in = tensor.row_len();
     let (mut row, mut weights) = (vec![0.0; n_in], vec![0.0; PANEL * n_in]);
-    let lengths = (n_in * part.n_tokens(), tensor.n_rows());
-    assert_eq!(lengths, (x.len(), part.n_out()), "the matrix and the input of the product");
-    for panel in part.panels() {
-        for lane in 0..PANEL.min(part.n_out() - panel * PANEL) {
+    let lengths = (n_in * slice.n_tokens(), tensor.n_rows());
+    assert_eq!(lengths, (x.len(), slice.n_out()), "the matrix and the input of the product");
+    for panel in slice.panels() {
+        for lane in 0..PANEL.min(slice.n_out() - panel * PANEL) {
             tensor.ty().dequantize(tensor.row(panel * PANEL + lane), &mut row);
             for (weights, w) in weights.chunks_exact_mut(PANEL).zip(&row) {
                 weights[lane] = *w;
             }
         }
         let (panels, weights) = (panel..panel + 1, weights.as_ptr());
-        isa.run(Plain { part, panels, weights, x, n_in });
+        isa.run(FloatProduct { slice, panels, weights, x, n_in });
     }
 }
 
 /// An element type of a matrix.
-trait Weight: Copy {
+trait FloatElement: Copy {
     /// 16 elements.
     ///
     /// # Safety
@@ -61,7 +61,7 @@ trait Weight: Copy {
     unsafe fn load<S: Simd>(p: *const Self) -> S::F;
 }
 
-impl Weight for f32 {
+impl FloatElement for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks.
@@ -69,7 +69,7 @@ impl Weight for f32 {
     }
 }
 
-impl Weight for f16 {
+impl FloatElement for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks; f16 is a transparent u16.
@@ -77,7 +77,7 @@ impl Weight for f16 {
     }
 }
 
-impl Weight for bf16 {
+impl FloatElement for bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const Self) -> S::F {
         // SAFETY: as the trait asks; bf16 is a transparent u16.
@@ -86,9 +86,9 @@ impl Weight for bf16 {
 }
 
 /// Some panels times all tokens.
-struct Plain<'a, W> {
-    part: &'a Part<'a>,
-    /// Of the part's.
+struct FloatProduct<'a, W> {
+    slice: &'a PanelSlice<'a>,
+    /// Of the slice's.
     panels: Range<usize>,
     /// The panels, each `[n_in, PANEL]` and there for as long as this is.
     weights: *const W,
@@ -97,13 +97,13 @@ struct Plain<'a, W> {
     n_in: usize,
 }
 
-impl<W: Weight> Kernel for Plain<'_, W> {
+impl<W: FloatElement> Kernel for FloatProduct<'_, W> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // So many tokens at once that their activations stay in the L2 cache for all panels.
         let n_tokens = (ACTIVATIONS / (4 * self.n_in)).max(24) / 24 * 24;
-        for first in (0..self.part.n_tokens()).step_by(n_tokens) {
-            let end = self.part.n_tokens().min(first + n_tokens);
+        for first in (0..self.slice.n_tokens()).step_by(n_tokens) {
+            let end = self.slice.n_tokens().min(first + n_tokens);
             // SAFETY: panels and tokens are in range.
             unsafe {
                 // As many sums at once as there are registers for, of several panels where there are few tokens.
@@ -117,7 +117,7 @@ impl<W: Weight> Kernel for Plain<'_, W> {
     }
 }
 
-impl<W: Weight> Plain<'_, W> {
+impl<W: FloatElement> FloatProduct<'_, W> {
     /// All panels, `P` at a time, times tokens from `first` on, `T` at a time as long as there are so many before
     /// `end`. Returns the token after these.
     #[inline(always)]
@@ -178,7 +178,7 @@ impl<W: Weight> Plain<'_, W> {
             }
             for p in 0..P {
                 for t in 0..T {
-                    self.part.store::<S>(panel + p, token + t, sum[p][t]);
+                    self.slice.store::<S>(panel + p, token + t, sum[p][t]);
                 }
             }
         }

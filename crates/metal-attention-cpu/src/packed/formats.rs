@@ -8,7 +8,7 @@ use super::PANEL;
 use crate::simd::Simd;
 
 /// A packed format as the kernels read it.
-pub(crate) trait Format {
+pub(crate) trait PackedFormat {
     /// Columns of a block.
     const BLOCK: usize;
     /// Columns that share a scale: 32, or 16.
@@ -298,7 +298,7 @@ macro_rules! format {
         pub(crate) struct $name;
         // SAFETY of the blocks below: `block` is a whole block of this format, as the trait asks.
         #[allow(clippy::undocumented_unsafe_blocks)]
-        impl Format for $name {
+        impl PackedFormat for $name {
             const BLOCK: usize = $block;
             const SUB: usize = $sub;
             const OFFSET_LOG2: Option<u32> = $offset;

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
-use super::{Book, Signs, Simd, UpperBit, book, place_of};
+use super::{CodebookTable, Signs, Simd, UpperBit, code_offset, codebook};
 
 /// AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -285,7 +285,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn points8<const N: usize, const U: usize>(
-        book: &Book<N>,
+        book: &CodebookTable<N>,
         codes: *const u8,
         upper: [UpperBit; U],
         signs: Signs<I>,
@@ -296,7 +296,7 @@ impl Simd for Avx2 {
             for k in 0..4 {
                 let both_steps = both!(i => {
                     // Rows in such an order that the halves of points come apart within 16 bytes.
-                    let code = |row| if U > 0 { indices[k][row] } else { u16::from(*codes.add(place_of(row, k))) };
+                    let code = |row| if U > 0 { indices[k][row] } else { u16::from(*codes.add(code_offset(row, k))) };
                     let point = |row: usize| book.point(code(8 * i + row)) as i64;
                     let a = _mm256_castsi256_ps(_mm256_set_epi64x(point(5), point(4), point(1), point(0)));
                     let b = _mm256_castsi256_ps(_mm256_set_epi64x(point(7), point(6), point(3), point(2)));
@@ -308,22 +308,23 @@ impl Simd for Avx2 {
                 steps[2 * k] = [both_steps[0][0], both_steps[1][0]];
                 steps[2 * k + 1] = [both_steps[0][1], both_steps[1][1]];
             }
-            book::valued8::<Self>(&book.values, steps, signs)
+            codebook::valued8::<Self>(&book.values, steps, signs)
         }
     }
 
     #[inline(always)]
-    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: I) -> [I; 8] {
+    unsafe fn points4(book: &CodebookTable<256>, codes: *const u8, signs: I) -> [I; 8] {
         unsafe {
             let mut places = [signs; 8];
             for k in 0..8 {
-                let point = |row: usize| book.point(u16::from(*codes.add(64 * (k / 4) + place_of(row, k % 4)))) as i32;
+                let point =
+                    |row: usize| book.point(u16::from(*codes.add(64 * (k / 4) + code_offset(row, k % 4)))) as i32;
                 places[k] = both!(i => _mm256_setr_epi32(
                     point(8 * i), point(8 * i + 1), point(8 * i + 2), point(8 * i + 3),
                     point(8 * i + 4), point(8 * i + 5), point(8 * i + 6), point(8 * i + 7),
                 ));
             }
-            book::valued4::<Self>(&book.values, places, signs)
+            codebook::valued4::<Self>(&book.values, places, signs)
         }
     }
 

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // the intrinsics
 use std::arch::x86_64::*;
 
-use super::{Book, Signs, Simd, UpperBit, book};
+use super::{CodebookTable, Signs, Simd, UpperBit, codebook};
 
 /// AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Clone, Copy)]
@@ -54,7 +54,7 @@ unsafe fn lookup64(table: __m512i, index: __m512i) -> __m512i {
 /// As for [`lookup128`] and [`Simd::points8`].
 #[inline(always)]
 unsafe fn look_up<const N: usize, const U: usize>(
-    book: &Book<N>,
+    book: &CodebookTable<N>,
     codes: *const u8,
     upper: [UpperBit; U],
 ) -> [__m512i; 4] {
@@ -285,13 +285,13 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn points8<const N: usize, const U: usize>(
-        book: &Book<N>,
+        book: &CodebookTable<N>,
         codes: *const u8,
         upper: [UpperBit; U],
         signs: Signs<Self::B>,
     ) -> [Self::B; 8] {
         if !is_x86_feature_detected!("avx512vbmi") {
-            return unsafe { book::points8::<Self, N, U>(book, codes, upper, signs) };
+            return unsafe { codebook::points8::<Self, N, U>(book, codes, upper, signs) };
         }
         unsafe {
             let points = look_up(book, codes, upper);
@@ -307,9 +307,9 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
+    unsafe fn points4(book: &CodebookTable<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
         if !is_x86_feature_detected!("avx512vbmi") {
-            return unsafe { book::points4::<Self>(book, codes, signs) };
+            return unsafe { codebook::points4::<Self>(book, codes, signs) };
         }
         unsafe {
             let [a, b, c, d] = look_up(book, codes, []);

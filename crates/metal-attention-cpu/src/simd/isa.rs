@@ -22,11 +22,11 @@ use super::{avx2, avx512};
 /// let isa = metal_attention_cpu::Isa::Avx512Vnni;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Isa(Set);
+pub struct Isa(IsaKind);
 
 /// The instruction sets that there are kernels for, the best last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Set {
+enum IsaKind {
     /// Plain Rust: the reference, and what runs on CPUs without the others.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
@@ -71,7 +71,7 @@ features!(with_avx512, avx512::Avx512, is_x86_feature_detected:
 #[cfg(target_arch = "aarch64")]
 features!(with_neon, neon::Neon, is_aarch64_feature_detected: "neon" "dotprod");
 
-impl Set {
+impl IsaKind {
     const ALL: &[Self] = &[
         Self::Scalar,
         #[cfg(target_arch = "x86_64")]
@@ -98,11 +98,11 @@ impl Set {
 
 impl Isa {
     /// Plain Rust, which every CPU runs: the reference.
-    pub const SCALAR: Self = Self(Set::Scalar);
+    pub const SCALAR: Self = Self(IsaKind::Scalar);
 
     /// Every instruction set that this CPU has, the best last.
     pub fn available() -> Vec<Self> {
-        Set::ALL.iter().copied().filter(|set| set.detected()).map(Self).collect()
+        IsaKind::ALL.iter().copied().filter(|set| set.detected()).map(Self).collect()
     }
 
     /// The best instruction set that this CPU has or, to compare them, that which the environment variable
@@ -120,13 +120,13 @@ impl Isa {
     /// Its name, as printed for people.
     pub const fn name(self) -> &'static str {
         match self.0 {
-            Set::Scalar => "scalar",
+            IsaKind::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => "avx2",
+            IsaKind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512Vnni => "avx512-vnni",
+            IsaKind::Avx512Vnni => "avx512-vnni",
             #[cfg(target_arch = "aarch64")]
-            Set::Neon => "neon-dotprod",
+            IsaKind::Neon => "neon-dotprod",
         }
     }
 
@@ -135,13 +135,13 @@ impl Isa {
         // SAFETY: the CPU has this instruction set: it was detected before there was an `Isa` of it.
         unsafe {
             match self.0 {
-                Set::Scalar => kernel.run::<scalar::Scalar>(),
+                IsaKind::Scalar => kernel.run::<scalar::Scalar>(),
                 #[cfg(target_arch = "x86_64")]
-                Set::Avx2 => with_avx2::run(kernel),
+                IsaKind::Avx2 => with_avx2::run(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Set::Avx512Vnni => with_avx512::run(kernel),
+                IsaKind::Avx512Vnni => with_avx512::run(kernel),
                 #[cfg(target_arch = "aarch64")]
-                Set::Neon => with_neon::run(kernel),
+                IsaKind::Neon => with_neon::run(kernel),
             }
         }
     }

@@ -6,7 +6,7 @@
 //! [`Scalar`](scalar::Scalar) is the same kernel on plain arrays: the reference
 //! that the others are tested against.
 
-mod book;
+mod codebook;
 mod isa;
 mod math;
 pub(crate) mod scalar;
@@ -20,7 +20,7 @@ pub(crate) mod neon;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use book::{Book, SIGN_BITS, Signs, UpperBit, place_of};
+pub(crate) use codebook::{CodebookTable, SIGN_BITS, Signs, UpperBit, code_offset};
 pub use isa::Isa;
 pub(crate) use math::{exp, sigmoid};
 
@@ -118,22 +118,22 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn b_from_i(a: Self::I) -> Self::B;
 
     /// The values that `book` has for four codes of each row: step `2 k` is columns 0 to 3 of code `k`, step `2 k + 1` columns 4
-    /// to 7. The codes lie as [`place_of`] says, with their bits beyond eight in `upper`, the lowest first.
+    /// to 7. The codes lie as [`code_offset`] says, with their bits beyond eight in `upper`, the lowest first.
     #[inline(always)]
     unsafe fn points8<const N: usize, const U: usize>(
-        book: &Book<N>,
+        book: &CodebookTable<N>,
         codes: *const u8,
         upper: [UpperBit; U],
         signs: Signs<Self::B>,
     ) -> [Self::B; 8] {
         // SAFETY: passed on to the caller.
-        unsafe { book::points8::<Self, N, U>(book, codes, upper, signs) }
+        unsafe { codebook::points8::<Self, N, U>(book, codes, upper, signs) }
     }
     /// The same for points of 4 columns and eight codes of 8 bits, four after four: step `k` is code `k`, its signs bit `k`.
     #[inline(always)]
-    unsafe fn points4(book: &Book<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
+    unsafe fn points4(book: &CodebookTable<256>, codes: *const u8, signs: Self::B) -> [Self::B; 8] {
         // SAFETY: passed on to the caller.
-        unsafe { book::points4::<Self>(book, codes, signs) }
+        unsafe { codebook::points4::<Self>(book, codes, signs) }
     }
 
     /// `acc[lane] += sum over j of codes[4 lane + j] * a[j]` with unsigned

@@ -1,10 +1,10 @@
 //! Every operation of every instruction set against its definition.
 
 use half::{bf16, f16};
-use metal_attention_gguf::blocks::Grid;
+use metal_attention_gguf::blocks::CodebookGrid;
 
-use super::{Book, Isa, Kernel, LANES, SIGN_BITS, Simd, UpperBit, exp, place_of, sigmoid};
-use crate::test_support::Random;
+use super::{CodebookTable, Isa, Kernel, LANES, SIGN_BITS, Simd, UpperBit, code_offset, exp, sigmoid};
+use crate::test_support::TestRandom;
 
 type Floats = [f32; LANES];
 type Bytes = [u8; 64];
@@ -64,7 +64,7 @@ fn each(f: impl FnMut(usize) -> f32) -> Floats {
 
 /// Vectors of ordinary, large, small, equal and signed-zero values.
 fn samples() -> Vec<Floats> {
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     let edges = [
         0.0,
         -0.0,
@@ -237,7 +237,7 @@ fn bytes_are_rounded_to_nearest_even() {
 
 #[test]
 fn integers() {
-    let mut random = Random(2);
+    let mut random = TestRandom(2);
     for isa in Isa::available() {
         for _ in 0..50 {
             let a: [i8; LANES] = std::array::from_fn(|_| random.bits() as i8);
@@ -281,7 +281,7 @@ macro_rules! bytes {
     }};
 }
 
-fn random_bytes(random: &mut Random) -> Bytes {
+fn random_bytes(random: &mut TestRandom) -> Bytes {
     random.bytes(64).try_into().expect("64 bytes")
 }
 
@@ -295,7 +295,7 @@ fn groups(a: Bytes, f: impl Fn(u32) -> u32) -> Bytes {
 
 #[test]
 fn byte_operations() {
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     for isa in Isa::available() {
         for _ in 0..50 {
             let (a, b) = (random_bytes(&mut random), random_bytes(&mut random));
@@ -325,7 +325,7 @@ fn byte_operations() {
 
 /// Looks up points of 8 columns.
 struct Points<'a, const N: usize, const U: usize> {
-    book: &'a Book<N>,
+    book: &'a CodebookTable<N>,
     codes: &'a Bytes,
     upper: [UpperBit; U],
     signs: &'a [Bytes; 2],
@@ -349,7 +349,7 @@ impl<const N: usize, const U: usize> Kernel for Points<'_, N, U> {
 
 /// Looks up points of 4 columns.
 struct ShortPoints<'a> {
-    book: &'a Book<256>,
+    book: &'a CodebookTable<256>,
     codes: &'a [Bytes; 2],
     signs: &'a Bytes,
     /// Of every step.
@@ -378,9 +378,9 @@ fn places() -> impl Iterator<Item = (usize, usize, usize)> {
 }
 
 /// Points of a codebook with `U` upper bits of codes, for random codes and signs, and every place of the upper bits.
-fn points_of<const N: usize, const U: usize>(grid: Grid) {
-    let book = Box::new(Book::<N>::new(grid, VALUES));
-    let mut random = Random(U as u64);
+fn points_of<const N: usize, const U: usize>(grid: CodebookGrid) {
+    let book = Box::new(CodebookTable::<N>::new(grid, VALUES));
+    let mut random = TestRandom(U as u64);
     for isa in Isa::available() {
         for round in 0..40 {
             let (codes, rows) = (random_bytes(&mut random), [(); U].map(|()| random_bytes(&mut random)));
@@ -393,9 +393,9 @@ fn points_of<const N: usize, const U: usize>(grid: Grid) {
             isa.run(Points { book: &*book, codes: &codes, upper, signs: &signs, out: &mut got });
             for (row, step, column) in places() {
                 let set = |b: usize| usize::from(rows[b][row] & upper[b].bits[step / 2] != 0) << (8 + b);
-                let code = usize::from(codes[place_of(row, step / 2)]) | (0..U).map(set).sum::<usize>();
+                let code = usize::from(codes[code_offset(row, step / 2)]) | (0..U).map(set).sum::<usize>();
                 let sign = usize::from(signs[step / 4][4 * row + column] >> SIGN_BITS[step % 4] & 1);
-                let want = VALUES[grid.place(code, 4 * (step % 2) + column) + 8 * sign];
+                let want = VALUES[grid.value_index(code, 4 * (step % 2) + column) + 8 * sign];
                 assert_eq!(got[step][4 * row + column], want, "{isa:?}, code {code}, step {step}");
             }
         }
@@ -404,12 +404,12 @@ fn points_of<const N: usize, const U: usize>(grid: Grid) {
 
 #[test]
 fn points_of_codebooks() {
-    points_of::<256, 0>(Grid::IQ2_XXS);
-    points_of::<512, 1>(Grid::IQ2_XS);
-    points_of::<1024, 2>(Grid::IQ2_S);
-    points_of::<2048, 3>(Grid::IQ1);
-    let book = Box::new(Book::<256>::new(Grid::IQ3_XXS, VALUES));
-    let mut random = Random(9);
+    points_of::<256, 0>(CodebookGrid::IQ2_XXS);
+    points_of::<512, 1>(CodebookGrid::IQ2_XS);
+    points_of::<1024, 2>(CodebookGrid::IQ2_S);
+    points_of::<2048, 3>(CodebookGrid::IQ1);
+    let book = Box::new(CodebookTable::<256>::new(CodebookGrid::IQ3_XXS, VALUES));
+    let mut random = TestRandom(9);
     for isa in Isa::available() {
         for _ in 0..40 {
             let (codes, signs) = ([(); 2].map(|()| random_bytes(&mut random)), random_bytes(&mut random));
@@ -417,8 +417,8 @@ fn points_of_codebooks() {
             isa.run(ShortPoints { book: &book, codes: &codes, signs: &signs, out: &mut got });
             for (row, step, column) in places() {
                 let sign = usize::from(signs[4 * row + column] >> step & 1);
-                let code = usize::from(codes[step / 4][place_of(row, step % 4)]);
-                let want = VALUES[Grid::IQ3_XXS.place(code, column) + 8 * sign];
+                let code = usize::from(codes[step / 4][code_offset(row, step % 4)]);
+                let want = VALUES[CodebookGrid::IQ3_XXS.value_index(code, column) + 8 * sign];
                 assert_eq!(got[step][4 * row + column], want, "{isa:?}, code {code}, step {step}");
             }
         }
@@ -430,7 +430,7 @@ const TABLE: [u8; 16] = [7, 0, 255, 128, 127, 3, 99, 200, 1, 64, 17, 33, 250, 12
 #[test]
 fn dot_products() {
     const START: i32 = -70_000;
-    let mut random = Random(4);
+    let mut random = TestRandom(4);
     for isa in Isa::available() {
         for round in 0..100 {
             let codes = random_bytes(&mut random);
@@ -469,7 +469,7 @@ fn ulps(got: f32, want: f64) -> f64 {
 
 #[test]
 fn exponential_and_sigmoid() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     let edges = [
         0.0,
         -0.0,

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, Half, block};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// 1 bit: `x = d` or `x = -d`.
@@ -10,7 +10,7 @@ use crate::TensorType;
 #[repr(C)]
 pub struct BlockQ1_0 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Bit `i % 8` of byte `i / 8` is set where element `i` is `d`.
     pub qs: [u8; 16],
 }
@@ -31,7 +31,7 @@ impl BlockQ1_0 {
 #[repr(C)]
 pub struct BlockQ2_0 {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Bits `2 (i % 4)` and up of byte `i / 4` are `q` of element `i`.
     pub qs: [u8; 16],
 }
@@ -54,7 +54,7 @@ pub struct BlockTq2_0 {
     /// Two halves of 128 elements, 32 bytes each, laid out as in [`BlockQ2K::qs`](super::BlockQ2K::qs).
     pub qs: [u8; 64],
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
 }
 block!(BlockTq2_0, TQ2_0, 256 values in 66 bytes);
 
@@ -82,7 +82,7 @@ pub struct BlockTq1_0 {
     /// Four digits each: digit `n` of byte `j` belongs to element `240 + 4 n + j`.
     pub qh: [u8; 4],
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
 }
 block!(BlockTq1_0, TQ1_0, 256 values in 54 bytes);
 

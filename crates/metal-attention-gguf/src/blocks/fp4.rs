@@ -3,7 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, block};
+use super::{BlockFormat, block};
 use crate::TensorType;
 
 /// Twice the values of the 16 codes of E2M1, so that they are whole numbers.

@@ -1,19 +1,19 @@
 //! The codebooks of the `IQ1`, `IQ2` and `IQ3` types: a code stands for 8 or 4 elements at once, a point of a grid.
 //!
 //! The points are part of the format: of the E8 lattice (`IQ2`, `IQ1`) or the D4 lattice (`IQ3`), those that come close to
-//! the weights of many models. An entry packs the places of its elements' values in [`Grid::values`], the first element
+//! the weights of many models. An entry packs the places of its elements' values in [`CodebookGrid::values`], the first element
 //! lowest: 8 of 2 bits, or 4 of 3 bits.
 
 /// A codebook.
 #[derive(Debug, Clone, Copy)]
-pub struct Grid {
+pub struct CodebookGrid {
     /// The points, packed: element `k` of a point is `values[entry >> (bits * k) & mask]`.
     pub entries: &'static [u16],
     /// What an element can be, by magnitude; the signs of `IQ2` and `IQ3` are stored beside the code.
     pub values: &'static [i8],
 }
 
-impl Grid {
+impl CodebookGrid {
     /// Of [`BlockIq2Xxs`](super::BlockIq2Xxs).
     pub const IQ2_XXS: Self = Self { entries: &IQ2_XXS, values: &IQ2_VALUES };
     /// Of [`BlockIq2Xs`](super::BlockIq2Xs).
@@ -33,14 +33,14 @@ impl Grid {
     }
 
     /// Where in [`values`](Self::values) element `k` (below [`width`](Self::width)) of point `code` is.
-    pub const fn place(self, code: usize, k: usize) -> usize {
+    pub const fn value_index(self, code: usize, k: usize) -> usize {
         let bits = if self.width() == 8 { 2 } else { 3 };
         self.entries[code] as usize >> (bits * k) & ((1 << bits) - 1)
     }
 
     /// Element `k` (below [`width`](Self::width)) of point `code`.
     pub const fn value(self, code: usize, k: usize) -> i8 {
-        self.values[self.place(code, k)]
+        self.values[self.value_index(code, k)]
     }
 }
 

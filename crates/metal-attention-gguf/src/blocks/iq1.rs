@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::grids::Grid;
-use super::{Block, Half, block};
+use super::grids::CodebookGrid;
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// What is added to, or taken from, each element of a point.
@@ -13,7 +13,7 @@ pub const IQ1_DELTA: f32 = 0.125;
 fn point(code: usize, down: bool, scale: f32, dst: &mut [f32; 8]) {
     let delta = if down { -IQ1_DELTA } else { IQ1_DELTA };
     for (k, x) in dst.iter_mut().enumerate() {
-        *x = scale * (f32::from(Grid::IQ1.value(code, k)) + delta);
+        *x = scale * (f32::from(CodebookGrid::IQ1.value(code, k)) + delta);
     }
 }
 
@@ -22,7 +22,7 @@ fn point(code: usize, down: bool, scale: f32, dst: &mut [f32; 8]) {
 #[repr(C)]
 pub struct BlockIq1S {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The lower eight bits of the codes.
     pub qs: [u8; 32],
     /// Per group a little-endian number: the upper three bits of code `l` of its four at bit `3 l`, the scale in bits 12
@@ -69,9 +69,9 @@ block!(BlockIq1M, IQ1_M, 256 values in 56 bytes);
 
 impl BlockIq1M {
     /// Scale of the scales.
-    pub fn d(&self) -> Half {
+    pub fn d(&self) -> UnalignedF16 {
         let bits = self.scales.iter().rev().fold(0, |bits, &s| bits << 4 | u16::from_le_bytes(s) >> 12);
-        Half(bits.to_le_bytes())
+        UnalignedF16(bits.to_le_bytes())
     }
 
     /// The scale, 0 to 7, of group `g` (below 16).

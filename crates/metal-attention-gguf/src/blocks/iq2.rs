@@ -2,12 +2,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::grids::{Grid, even_signs};
-use super::{Block, Half, block};
+use super::grids::{CodebookGrid, even_signs};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// 8 elements: point `code` of `grid` times `scale`, negative where a bit of `signs` is set.
-fn point(grid: Grid, code: usize, signs: u8, scale: f32, dst: &mut [f32; 8]) {
+fn point(grid: CodebookGrid, code: usize, signs: u8, scale: f32, dst: &mut [f32; 8]) {
     for (k, x) in dst.iter_mut().enumerate() {
         let x_abs = scale * f32::from(grid.value(code, k));
         *x = if signs >> k & 1 == 1 { -x_abs } else { x_abs };
@@ -19,7 +19,7 @@ fn point(grid: Grid, code: usize, signs: u8, scale: f32, dst: &mut [f32; 8]) {
 #[repr(C)]
 pub struct BlockIq2Xxs {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Per group 8 bytes: the codes of its four points, then a little-endian word: of point `l` the signs at bit `7 l`
     /// (see [`even_signs`](super::even_signs)), and the scale in the top four bits.
     pub qs: [u8; 64],
@@ -41,7 +41,7 @@ impl BlockIq2Xxs {
             let scale = d * (0.5 + (word >> 28) as f32) * 0.25;
             for (l, x) in group.as_chunks_mut::<8>().0.iter_mut().enumerate() {
                 let code = usize::from(self.qs[8 * g + l]);
-                point(Grid::IQ2_XXS, code, even_signs((word >> (7 * l) & 127) as u8), scale, x);
+                point(CodebookGrid::IQ2_XXS, code, even_signs((word >> (7 * l) & 127) as u8), scale, x);
             }
         }
     }
@@ -52,7 +52,7 @@ impl BlockIq2Xxs {
 #[repr(C)]
 pub struct BlockIq2Xs {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Per 8 elements a little-endian number: the code in the lower nine bits, the signs (see
     /// [`even_signs`](super::even_signs)) in the upper seven.
     pub qs: [[u8; 2]; 32],
@@ -73,7 +73,7 @@ impl BlockIq2Xs {
         let d = self.d.to_f32();
         for (i, x) in dst.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let (code, signs) = self.code_and_signs(i);
-            point(Grid::IQ2_XS, code, signs, quarters(d, self.scales, i), x);
+            point(CodebookGrid::IQ2_XS, code, signs, quarters(d, self.scales, i), x);
         }
     }
 }
@@ -83,7 +83,7 @@ impl BlockIq2Xs {
 #[repr(C)]
 pub struct BlockIq2S {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The lower eight bits of the codes, one for 8 elements.
     pub qs: [u8; 32],
     /// Bit `k` of byte `i` is set where element `8 i + k` is negative.
@@ -105,7 +105,7 @@ impl BlockIq2S {
     pub fn dequantize(&self, dst: &mut [f32; 256]) {
         let d = self.d.to_f32();
         for (i, x) in dst.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            point(Grid::IQ2_S, self.code(i), self.signs[i], quarters(d, self.scales, i), x);
+            point(CodebookGrid::IQ2_S, self.code(i), self.signs[i], quarters(d, self.scales, i), x);
         }
     }
 }

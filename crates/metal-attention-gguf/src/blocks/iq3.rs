@@ -2,12 +2,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::grids::{Grid, even_signs};
-use super::{Block, Half, block};
+use super::grids::{CodebookGrid, even_signs};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// 8 elements: two points of `grid` times `scale`, negative where a bit of `signs` is set.
-fn points(grid: Grid, codes: [usize; 2], signs: u8, scale: f32, dst: &mut [f32; 8]) {
+fn points(grid: CodebookGrid, codes: [usize; 2], signs: u8, scale: f32, dst: &mut [f32; 8]) {
     for (k, x) in dst.iter_mut().enumerate() {
         let x_abs = scale * f32::from(grid.value(codes[k / 4], k % 4));
         *x = if signs >> k & 1 == 1 { -x_abs } else { x_abs };
@@ -19,7 +19,7 @@ fn points(grid: Grid, codes: [usize; 2], signs: u8, scale: f32, dst: &mut [f32; 
 #[repr(C)]
 pub struct BlockIq3Xxs {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The codes, one for 4 elements.
     pub qs: [u8; 64],
     /// Per group a little-endian word: of its elements `8 l..8 l + 8` the signs at bit `7 l` (see
@@ -41,7 +41,7 @@ impl BlockIq3Xxs {
             let word = self.signs_and_scale(i / 4);
             let scale = d * (0.5 + (word >> 28) as f32) * 0.5;
             let signs = even_signs((word >> (7 * (i % 4)) & 127) as u8);
-            points(Grid::IQ3_XXS, [0, 1].map(|k| usize::from(self.qs[2 * i + k])), signs, scale, x);
+            points(CodebookGrid::IQ3_XXS, [0, 1].map(|k| usize::from(self.qs[2 * i + k])), signs, scale, x);
         }
     }
 }
@@ -51,7 +51,7 @@ impl BlockIq3Xxs {
 #[repr(C)]
 pub struct BlockIq3S {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The lower eight bits of the codes, one for 4 elements.
     pub qs: [u8; 64],
     /// The ninth bits: bit `j % 8` of byte `j / 8` belongs to code `j`.
@@ -75,7 +75,7 @@ impl BlockIq3S {
         for (i, x) in dst.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let scale = self.scales[i / 8] >> (4 * (i / 4 % 2)) & 15;
             let scale = d * f32::from(1 + 2 * scale);
-            points(Grid::IQ3_S, [0, 1].map(|k| self.code(2 * i + k)), self.signs[i], scale, x);
+            points(CodebookGrid::IQ3_S, [0, 1].map(|k| self.code(2 * i + k)), self.signs[i], scale, x);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, Half, block};
+use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
 /// The values of the 16 codes of the `IQ4` types: denser around zero, where most weights are.
@@ -13,7 +13,7 @@ pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 #[repr(C)]
 pub struct BlockIq4Nl {
     /// Scale.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// Nibble plane of `q`: byte `j` holds element `j` (low) and `j + 16` (high).
     pub qs: [u8; 16],
 }
@@ -40,7 +40,7 @@ fn iq4(qs: &[u8], d: f32, dst: &mut [f32]) {
 #[repr(C)]
 pub struct BlockIq4Xs {
     /// Scale of the scales.
-    pub d: Half,
+    pub d: UnalignedF16,
     /// The upper two bits of the groups' scales; see [`BlockIq4Xs::scale`].
     pub scales_h: [u8; 2],
     /// The lower four bits of the groups' scales.

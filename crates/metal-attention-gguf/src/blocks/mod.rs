@@ -31,7 +31,7 @@ use crate::TensorType;
 pub use bits::{BlockQ1_0, BlockQ2_0, BlockTq1_0, BlockTq2_0};
 pub use floats::{BlockBf16, BlockF16, BlockF32};
 pub use fp4::{BlockMxfp4, BlockNvfp4, FP4_VALUES, e8m0_half, ue4m3_half};
-pub use grids::{Grid, even_signs};
+pub use grids::{CodebookGrid, even_signs};
 pub use iq1::{BlockIq1M, BlockIq1S, IQ1_DELTA};
 pub use iq2::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs};
 pub use iq3::{BlockIq3S, BlockIq3Xxs};
@@ -41,7 +41,7 @@ pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use random::random_blocks;
 
 /// A block format: a plain struct over the bytes in the file.
-pub trait Block: Pod {
+pub trait BlockFormat: Pod {
     /// The type whose tensors consist of these blocks.
     const TYPE: TensorType;
 }
@@ -56,7 +56,7 @@ pub trait Block: Pod {
 /// let blocks: &[BlockQ8_0] = cast(&[0; 68]);
 /// assert_eq!(blocks.len(), 2);
 /// ```
-pub fn cast<B: Block>(bytes: &[u8]) -> &[B] {
+pub fn cast<B: BlockFormat>(bytes: &[u8]) -> &[B] {
     const { assert!(align_of::<B>() == 1) };
     assert!(bytes.len().is_multiple_of(size_of::<B>()), "{} bytes are not whole {} blocks", bytes.len(), B::TYPE);
     bytemuck::cast_slice(bytes)
@@ -65,9 +65,9 @@ pub fn cast<B: Block>(bytes: &[u8]) -> &[B] {
 /// An IEEE half-precision number with alignment 1.
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
-pub struct Half(pub [u8; 2]);
+pub struct UnalignedF16(pub [u8; 2]);
 
-impl Half {
+impl UnalignedF16 {
     /// The exact value.
     pub fn to_f32(self) -> f32 {
         half::f16::from_le_bytes(self.0).to_f32()
@@ -79,18 +79,18 @@ impl Half {
     }
 }
 
-impl fmt::Debug for Half {
+impl fmt::Debug for UnalignedF16 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.to_f32())
     }
 }
 
-/// Implements [`Block`] and asserts the size that the format prescribes.
+/// Implements [`BlockFormat`] and asserts the size that the format prescribes.
 macro_rules! block {
     ($block:ident, $ty:ident, $len:literal values in $bytes:literal bytes) => {
         const _: () = assert!(size_of::<$block>() == $bytes && align_of::<$block>() == 1);
         const _: () = assert!(TensorType::$ty.block_len() == $len);
-        impl Block for $block {
+        impl BlockFormat for $block {
             const TYPE: TensorType = TensorType::$ty;
         }
     };

@@ -3,7 +3,7 @@
 
 use std::array::from_fn;
 
-use crate::blocks::Half;
+use crate::blocks::UnalignedF16;
 
 /// How many scales are tried per group. They are the inner loop, so that the compiler can work on
 /// several at once.
@@ -63,13 +63,13 @@ fn candidates(largest: f32, range: f32) -> [f32; CANDIDATES] {
 
 /// Weighted sums of products of elements and the points that stand for them.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Sums {
+pub(super) struct FitSums {
     pub(super) xx: f32,
     pub(super) xp: f32,
     pub(super) pp: f32,
 }
 
-impl Sums {
+impl FitSums {
     pub(super) fn add(&mut self, x: f32, w: f32, p: f32) {
         self.xx += w * x * x;
         self.xp += w * x * p;
@@ -125,7 +125,7 @@ pub(super) fn best_scale(x: &[f32], w: &[f32], largest: f32, nearest: impl Fn(f3
 
 /// Groups of `LEN` elements with whole-number scales: `x = d * scale * code`.
 pub(super) struct Symmetric<const GROUPS: usize> {
-    pub(super) d: Half,
+    pub(super) d: UnalignedF16,
     /// From `-largest` to `largest - 1`.
     pub(super) scales: [i32; GROUPS],
 }
@@ -162,7 +162,7 @@ pub(super) fn whole_scales<const GROUPS: usize>(
             }
         }
         if qq > 0.0 {
-            d = Half::from_f32(xq / qq);
+            d = UnalignedF16::from_f32(xq / qq);
         }
     }
     Symmetric { d, scales: codes.map(|code| code as i32) }
@@ -170,13 +170,13 @@ pub(super) fn whole_scales<const GROUPS: usize>(
 
 /// Common factors of `values` with which the extreme one becomes `largest`, or up to three less: numbers that come from
 /// such blocks are found again with one of these.
-fn common_factors(values: &[f32], largest: f32) -> [Half; 4] {
+fn common_factors(values: &[f32], largest: f32) -> [UnalignedF16; 4] {
     let extreme = extreme(values);
-    [0.0, 1.0, 2.0, 3.0].map(|less| Half::from_f32(extreme / (largest - largest.signum() * less)))
+    [0.0, 1.0, 2.0, 3.0].map(|less| UnalignedF16::from_f32(extreme / (largest - largest.signum() * less)))
 }
 
 /// `values` in whole numbers of `d`.
-fn whole<const N: usize>(values: [f32; N], d: Half, low: f32, high: f32) -> [f32; N] {
+fn whole<const N: usize>(values: [f32; N], d: UnalignedF16, low: f32, high: f32) -> [f32; N] {
     let inverse = inverse(d.to_f32());
     values.map(|value| round((value * inverse).clamp(low, high)))
 }
@@ -260,8 +260,8 @@ pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, must: boo
 
 /// Groups with whole-number scales and minimums: `x = d * scale * code - dmin * min`.
 pub(super) struct Affine<const GROUPS: usize> {
-    pub(super) d: Half,
-    pub(super) dmin: Half,
+    pub(super) d: UnalignedF16,
+    pub(super) dmin: UnalignedF16,
     pub(super) scales: [f32; GROUPS],
     pub(super) mins: [f32; GROUPS],
 }
@@ -272,7 +272,7 @@ impl<const GROUPS: usize> Affine<GROUPS> {
         let len = x.len() / GROUPS;
         let fits: [_; GROUPS] = from_fn(|g| best_scale_min(&x[g * len..][..len], &w[g * len..][..len], largest, true));
         let (scales, mins) = (fits.map(|(scale, _)| scale), fits.map(|(_, min)| min));
-        let with = |d: Half, dmin: Half| Self {
+        let with = |d: UnalignedF16, dmin: UnalignedF16| Self {
             d,
             dmin,
             scales: whole(scales, d, 0.0, largest_scale),
@@ -343,7 +343,7 @@ impl<const GROUPS: usize> Affine<GROUPS> {
             return;
         };
         if d > 0.0 && dmin >= 0.0 {
-            (self.d, self.dmin) = (Half::from_f32(d), Half::from_f32(dmin));
+            (self.d, self.dmin) = (UnalignedF16::from_f32(d), UnalignedF16::from_f32(dmin));
         }
     }
 

@@ -4,13 +4,13 @@
 use std::array::from_fn;
 use std::sync::LazyLock;
 
-use super::codebook::Codebook;
-use super::fit::{Sums, extreme, inverse, nearby, round, weights};
-use crate::blocks::{BlockIq1M, BlockIq1S, Grid, Half, IQ1_DELTA};
+use super::codebook::CodebookSearch;
+use super::fit::{FitSums, extreme, inverse, nearby, round, weights};
+use crate::blocks::{BlockIq1M, BlockIq1S, CodebookGrid, IQ1_DELTA, UnalignedF16};
 
 type Columns<'a> = Option<&'a [f32; 256]>;
 
-static IQ1: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ1));
+static IQ1: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ1));
 
 /// Extremes of a group are brought to these values when scales are tried.
 const FACTORS: [f32; 14] = [0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.95, 2.1, 2.3, 2.6];
@@ -25,7 +25,7 @@ const ROUNDS: usize = 2;
 
 /// 256 elements: `x = d * (2 scale + 1) * (point ± 1/8)`.
 struct Fit {
-    d: Half,
+    d: UnalignedF16,
     /// Scales, one a group, 0 to 7.
     scales: [u8; 16],
     /// Codes, one for 8 elements, and whether their point is moved down.
@@ -55,17 +55,17 @@ fn fit(x: &[f32; 256], columns: Columns, group: usize, together: bool) -> Fit {
             pp += factor(*code).powi(2) * sums.pp;
         }
         if pp > 0.0 {
-            d = Half::from_f32(xp / pp).to_f32();
+            d = UnalignedF16::from_f32(xp / pp).to_f32();
         }
     }
-    let d = Half::from_f32(d);
+    let d = UnalignedF16::from_f32(d);
     let mut points = [(0, false); 32];
     for (g, points) in points.chunks_exact_mut(group / 8).take(n_groups).enumerate() {
         let (x, w) = groups(g);
         let (found, _) = nearest(x, w, d.to_f32() * factor(scales[g]), together);
         points.copy_from_slice(&found[..group / 8]);
     }
-    Fit { d: Half::from_f32(LONGER * d.to_f32()), scales: scales.map(|code| code as u8), points }
+    Fit { d: UnalignedF16::from_f32(LONGER * d.to_f32()), scales: scales.map(|code| code as u8), points }
 }
 
 /// The scale with which points come closest to a group.
@@ -86,12 +86,12 @@ fn best_scale(x: &[f32], w: &[f32], together: bool) -> f32 {
 }
 
 /// Up to four points nearest to `x / scale`, and the squared errors with that scale, summed up.
-fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4], Sums) {
+fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4], FitSums) {
     let inverse = inverse(scale);
     let mut both = [false, true].map(|down| {
         let delta = if down { -IQ1_DELTA } else { IQ1_DELTA };
         let mut points = [(0, down); 4];
-        let mut sums = [Sums::default(); 4];
+        let mut sums = [FitSums::default(); 4];
         for (i, (x, w)) in x.as_chunks::<8>().0.iter().zip(w.as_chunks::<8>().0).enumerate() {
             let code = IQ1.nearest(&x.map(|x| x * inverse - delta), w);
             points[i].0 = code;
@@ -101,7 +101,7 @@ fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4
         }
         (points, sums)
     });
-    let total = |sums: &[Sums; 4]| sums.iter().fold(Sums::default(), Sums::plus);
+    let total = |sums: &[FitSums; 4]| sums.iter().fold(FitSums::default(), FitSums::plus);
     if together {
         let [up, down] = both.map(|(points, sums)| (points, total(&sums)));
         return if down.1.error(scale) < up.1.error(scale) { down } else { up };
@@ -115,7 +115,7 @@ fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4
     (up.0, total(&up.1))
 }
 
-fn sums(x: &[f32], w: &[f32], scale: f32, together: bool) -> Sums {
+fn sums(x: &[f32], w: &[f32], scale: f32, together: bool) -> FitSums {
     nearest(x, w, scale, together).1
 }
 

@@ -7,17 +7,17 @@
 use std::array::from_fn;
 use std::sync::LazyLock;
 
-use super::codebook::Codebook;
-use super::fit::{Sums, extreme, inverse, nearby, round, weights};
-use crate::blocks::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, Grid, Half};
+use super::codebook::CodebookSearch;
+use super::fit::{FitSums, extreme, inverse, nearby, round, weights};
+use crate::blocks::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, CodebookGrid, UnalignedF16};
 
 type Columns<'a> = Option<&'a [f32; 256]>;
 
-static IQ2_XXS: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ2_XXS));
-static IQ2_XS: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ2_XS));
-static IQ2_S: LazyLock<Codebook<8, 2>> = LazyLock::new(|| Codebook::new(Grid::IQ2_S));
-static IQ3_XXS: LazyLock<Codebook<4, 7>> = LazyLock::new(|| Codebook::new(Grid::IQ3_XXS));
-static IQ3_S: LazyLock<Codebook<4, 7>> = LazyLock::new(|| Codebook::new(Grid::IQ3_S));
+static IQ2_XXS: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ2_XXS));
+static IQ2_XS: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ2_XS));
+static IQ2_S: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ2_S));
+static IQ3_XXS: LazyLock<CodebookSearch<4, 7>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ3_XXS));
+static IQ3_S: LazyLock<CodebookSearch<4, 7>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ3_S));
 
 /// Extremes of a group are brought to so much of the largest value when scales are tried.
 const FACTORS: [f32; 14] = [0.76, 0.81, 0.86, 0.91, 0.95, 0.985, 1.02, 1.055, 1.09, 1.13, 1.18, 1.24, 1.32, 1.42];
@@ -26,8 +26,8 @@ const FACTORS: [f32; 14] = [0.76, 0.81, 0.86, 0.91, 0.95, 0.985, 1.02, 1.055, 1.
 const ROUNDS: usize = 2;
 
 /// What a type is, besides its codebook of points of `W` elements.
-struct Type<const W: usize, const B: usize> {
-    book: &'static Codebook<W, B>,
+struct CodebookType<const W: usize, const B: usize> {
+    book: &'static CodebookSearch<W, B>,
     /// Elements that share a scale.
     group: usize,
     /// Whether of 8 elements an even number is negative.
@@ -39,7 +39,7 @@ struct Type<const W: usize, const B: usize> {
 
 /// 256 elements: `x = d * (step * scale + start) * point * sign`.
 struct Fit {
-    d: Half,
+    d: UnalignedF16,
     /// Scales, one a group, 0 to 15.
     scales: [u8; 16],
     /// Codes, one for `W` elements.
@@ -48,7 +48,7 @@ struct Fit {
     signs: [u8; 32],
 }
 
-impl<const W: usize, const B: usize> Type<W, B> {
+impl<const W: usize, const B: usize> CodebookType<W, B> {
     fn fit(&self, x: &[f32; 256], columns: Columns) -> Fit {
         let w = weights(x, columns, |x, rms| 0.25 * rms * rms + x * x);
         let (magnitudes, signs) = self.split_signs(x, &w);
@@ -72,10 +72,10 @@ impl<const W: usize, const B: usize> Type<W, B> {
                 pp += factor(*code).powi(2) * sums.pp;
             }
             if pp > 0.0 {
-                d = Half::from_f32(xp / pp).to_f32();
+                d = UnalignedF16::from_f32(xp / pp).to_f32();
             }
         }
-        let d = Half::from_f32(d);
+        let d = UnalignedF16::from_f32(d);
         let mut codes = [0; 64];
         for (g, codes) in codes.chunks_exact_mut(self.group / W).take(n_groups).enumerate() {
             let (x, w) = groups(g);
@@ -128,8 +128,8 @@ impl<const W: usize, const B: usize> Type<W, B> {
         }
     }
 
-    fn sums(&self, x: &[f32], w: &[f32], scale: f32) -> Sums {
-        let mut sums = Sums::default();
+    fn sums(&self, x: &[f32], w: &[f32], scale: f32) -> FitSums {
+        let mut sums = FitSums::default();
         self.points(x, w, scale, |i, code| {
             for (k, p) in self.book.point(code).iter().enumerate() {
                 sums.add(x[i * W + k], w[i * W + k], *p);
@@ -151,7 +151,7 @@ fn signs_and_scale(fit: &Fit, g: usize) -> [u8; 4] {
 }
 
 pub(super) fn iq2_xxs(x: &[f32; 256], columns: Columns) -> BlockIq2Xxs {
-    let fit = Type { book: &IQ2_XXS, group: 32, even_signs: true, step: 0.25, start: 0.125 }.fit(x, columns);
+    let fit = CodebookType { book: &IQ2_XXS, group: 32, even_signs: true, step: 0.25, start: 0.125 }.fit(x, columns);
     let qs = from_fn(|i| match (i / 8, i % 8) {
         (g, l @ 0..4) => fit.codes[4 * g + l] as u8,
         (g, l) => signs_and_scale(&fit, g)[l - 4],
@@ -160,13 +160,13 @@ pub(super) fn iq2_xxs(x: &[f32; 256], columns: Columns) -> BlockIq2Xxs {
 }
 
 pub(super) fn iq2_xs(x: &[f32; 256], columns: Columns) -> BlockIq2Xs {
-    let fit = Type { book: &IQ2_XS, group: 16, even_signs: true, step: 0.25, start: 0.125 }.fit(x, columns);
+    let fit = CodebookType { book: &IQ2_XS, group: 16, even_signs: true, step: 0.25, start: 0.125 }.fit(x, columns);
     let qs = from_fn(|i| (fit.codes[i] | u16::from(fit.signs[i] & 127) << 9).to_le_bytes());
     BlockIq2Xs { d: fit.d, qs, scales: nibble_pairs(&fit.scales) }
 }
 
 pub(super) fn iq2_s(x: &[f32; 256], columns: Columns) -> BlockIq2S {
-    let fit = Type { book: &IQ2_S, group: 16, even_signs: false, step: 0.25, start: 0.125 }.fit(x, columns);
+    let fit = CodebookType { book: &IQ2_S, group: 16, even_signs: false, step: 0.25, start: 0.125 }.fit(x, columns);
     BlockIq2S {
         d: fit.d,
         qs: from_fn(|i| fit.codes[i] as u8),
@@ -177,13 +177,13 @@ pub(super) fn iq2_s(x: &[f32; 256], columns: Columns) -> BlockIq2S {
 }
 
 pub(super) fn iq3_xxs(x: &[f32; 256], columns: Columns) -> BlockIq3Xxs {
-    let fit = Type { book: &IQ3_XXS, group: 32, even_signs: true, step: 0.5, start: 0.25 }.fit(x, columns);
+    let fit = CodebookType { book: &IQ3_XXS, group: 32, even_signs: true, step: 0.5, start: 0.25 }.fit(x, columns);
     let scales_and_signs = from_fn(|g| signs_and_scale(&fit, g));
     BlockIq3Xxs { d: fit.d, qs: fit.codes.map(|code| code as u8), scales_and_signs }
 }
 
 pub(super) fn iq3_s(x: &[f32; 256], columns: Columns) -> BlockIq3S {
-    let fit = Type { book: &IQ3_S, group: 32, even_signs: false, step: 2.0, start: 1.0 }.fit(x, columns);
+    let fit = CodebookType { book: &IQ3_S, group: 32, even_signs: false, step: 2.0, start: 1.0 }.fit(x, columns);
     BlockIq3S {
         d: fit.d,
         qs: fit.codes.map(|code| code as u8),

@@ -9,7 +9,9 @@ use std::array::from_fn;
 
 use super::fit::{Affine, Symmetric, best_scale, inverse, round, weights, whole_scales};
 use super::legacy::nibbles;
-use crate::blocks::{BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Half, IQ4_VALUES};
+use crate::blocks::{
+    BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IQ4_VALUES, UnalignedF16,
+};
 
 type Columns<'a, const N: usize> = Option<&'a [f32; N]>;
 
@@ -78,7 +80,7 @@ fn iq4_value(x: f32) -> f32 {
 
 pub(super) fn iq4_nl(x: &[f32; 32], columns: Columns<32>) -> BlockIq4Nl {
     let w = weights(x, columns, |x, _| x * x);
-    let d = Half::from_f32(best_scale(x, &w, IQ4_VALUES[0].into(), iq4_value));
+    let d = UnalignedF16::from_f32(best_scale(x, &w, IQ4_VALUES[0].into(), iq4_value));
     let inverse = inverse(d.to_f32());
     BlockIq4Nl { d, qs: nibbles(&x.map(|x| iq4_code(x * inverse))) }
 }

@@ -16,7 +16,7 @@ mod ternary;
 
 use bytemuck::bytes_of;
 
-use crate::blocks::Block;
+use crate::blocks::BlockFormat;
 use crate::{GgufError, Result, TensorType};
 
 impl TensorType {
@@ -73,7 +73,7 @@ impl TensorType {
 }
 
 /// Quantises block by block, each with the importance of its columns. `N` is the number of elements per block.
-fn each<B: Block, const N: usize>(
+fn each<B: BlockFormat, const N: usize>(
     src: &[f32],
     importance: Option<&[f32]>,
     dst: &mut Vec<u8>,

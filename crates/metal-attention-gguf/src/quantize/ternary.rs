@@ -5,13 +5,13 @@ use std::array::from_fn;
 
 use super::fit::{extreme, inverse};
 use super::k::two_bit_planes;
-use crate::blocks::{BlockQ1_0, BlockQ2_0, BlockTq1_0, BlockTq2_0, Half};
+use crate::blocks::{BlockQ1_0, BlockQ2_0, BlockTq1_0, BlockTq2_0, UnalignedF16};
 
 /// The largest magnitude, and codes 0 to 2 of -1, 0 and 1 times it.
-fn ternary<const N: usize>(x: &[f32; N]) -> (Half, [u8; N]) {
+fn ternary<const N: usize>(x: &[f32; N]) -> (UnalignedF16, [u8; N]) {
     let d = extreme(x).abs();
     let inverse = inverse(d);
-    (Half::from_f32(d), x.map(|x| ((x * inverse).round() as i32 + 1).clamp(0, 2) as u8))
+    (UnalignedF16::from_f32(d), x.map(|x| ((x * inverse).round() as i32 + 1).clamp(0, 2) as u8))
 }
 
 pub(super) fn tq2_0(x: &[f32; 256]) -> BlockTq2_0 {
@@ -40,6 +40,6 @@ pub(super) fn q2_0(x: &[f32; 64]) -> BlockQ2_0 {
 
 /// The mean magnitude, and signs.
 pub(super) fn q1_0(x: &[f32; 128]) -> BlockQ1_0 {
-    let d = Half::from_f32(x.iter().map(|x| x.abs()).sum::<f32>() / 128.0);
+    let d = UnalignedF16::from_f32(x.iter().map(|x| x.abs()).sum::<f32>() / 128.0);
     BlockQ1_0 { d, qs: from_fn(|i| (0..8).fold(0, |byte, k| byte | u8::from(x[8 * i + k] >= 0.0) << k)) }
 }

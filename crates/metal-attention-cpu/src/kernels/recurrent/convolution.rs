@@ -1,6 +1,6 @@
 //! The short causal convolution of each channel with weights of its own, before a recurrence.
 
-use super::{Rows, RowsMut};
+use super::{StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, sigmoid};
 
@@ -8,18 +8,18 @@ use crate::simd::{Kernel, LANES, Simd, sigmoid};
 /// inputs before the first token come from the state.
 pub(crate) struct Convolution<'a> {
     /// Of each token, `[n_tokens, channels]`
-    pub(crate) x: Rows<'a>,
+    pub(crate) x: StridedRows<'a>,
     /// `[width, channels]`, that of the token itself last: the tensor of a file, which is `[channels, width]`, the other way
     /// round
-    pub(crate) weights: Rows<'a>,
+    pub(crate) weights: StridedRows<'a>,
     /// `[channels]`
     pub(crate) bias: Option<&'a [f32]>,
     /// Whether `f(x)` is `x sigmoid(x)`, else `x`.
     pub(crate) silu: bool,
     /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`: zeros where there were none; changed in place.
-    pub(crate) state: RowsMut<'a>,
+    pub(crate) state: StridedRowsMut<'a>,
     /// `[n_tokens, channels]`
-    pub(crate) out: RowsMut<'a>,
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Kernel for Convolution<'_> {

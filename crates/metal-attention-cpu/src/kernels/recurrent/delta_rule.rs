@@ -7,34 +7,34 @@
 //!
 //! where `g` is one number, or one of each channel of the key: `Diag(g) S`.
 
-use super::vectors::{Decay, StateRows, dot};
-use super::{Head, Rows, RowsMut};
+use super::vectors::{RowDecay, StateRows, dot};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct DeltaRule<'a> {
     /// Of each token, `[n_tokens, key_dim]`: normalised and, as the model has it, scaled.
-    pub(crate) q: Rows<'a>,
+    pub(crate) q: StridedRows<'a>,
     /// `[n_tokens, key_dim]`, normalised
-    pub(crate) k: Rows<'a>,
+    pub(crate) k: StridedRows<'a>,
     /// `[n_tokens, value_dim]`
-    pub(crate) v: Rows<'a>,
+    pub(crate) v: StridedRows<'a>,
     /// `[n_tokens, 1]`, or `[n_tokens, key_dim]`, in 0..=1
-    pub(crate) decay: Rows<'a>,
+    pub(crate) decay: StridedRows<'a>,
     /// `[n_tokens, 1]`, in 0..=1
-    pub(crate) beta: Rows<'a>,
+    pub(crate) beta: StridedRows<'a>,
     /// The state before the first token, `[key_dim, value_dim]`, where it is not what `state` holds: then that is overwritten.
-    pub(crate) before: Option<Rows<'a>>,
+    pub(crate) before: Option<StridedRows<'a>>,
     /// How many elements behind that state the one lies that is read next, where there is one: a single token has it fetched.
     pub(crate) next: Option<usize>,
     /// `[key_dim, value_dim]`, changed in place
-    pub(crate) state: RowsMut<'a>,
+    pub(crate) state: StridedRowsMut<'a>,
     /// `[n_tokens, value_dim]`
-    pub(crate) out: RowsMut<'a>,
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
-impl Head for DeltaRule<'_> {
+impl HeadRecurrence for DeltaRule<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count
@@ -70,7 +70,7 @@ impl Head for DeltaRule<'_> {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
             let rows = StateRows { next: self.next, ..rows };
             let mut u = dot::<S, V, PART>(k, of_rows, rows.before, rows.before_stride, n);
-            let decay = Decay::<S> { all: S::f_splat(decay[0]), of_rows };
+            let decay = RowDecay::<S> { all: S::f_splat(decay[0]), of_rows };
             for v in 0..V {
                 let known = if of_rows.is_some() { u[v] } else { S::f_mul(decay.all, u[v]) };
                 let value = load::<S, PART>(self.v.at(token).add(column + v * LANES), n);

@@ -7,7 +7,7 @@
 //!
 //! Each element decays by itself, so there is no product of matrices in it: tokens follow each other, 16 channels at a time.
 
-use super::{Rows, RowsMut};
+use super::{StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd, exp};
 
@@ -17,21 +17,21 @@ const TILE: usize = 4;
 /// A range of channels.
 pub(crate) struct Mamba<'a> {
     /// Of each token, `[n_tokens, channels]`
-    pub(crate) x: Rows<'a>,
+    pub(crate) x: StridedRows<'a>,
     /// `[n_tokens, channels]`: after its bias and softplus
-    pub(crate) dt: Rows<'a>,
+    pub(crate) dt: StridedRows<'a>,
     /// `[n_tokens, d_state]`
-    pub(crate) b: Rows<'a>,
+    pub(crate) b: StridedRows<'a>,
     /// `[n_tokens, d_state]`
-    pub(crate) c: Rows<'a>,
+    pub(crate) c: StridedRows<'a>,
     /// `[d_state, channels]`, negative: the tensor of a file, which is `[channels, d_state]`, the other way round
-    pub(crate) a: Rows<'a>,
+    pub(crate) a: StridedRows<'a>,
     /// `[channels]`
     pub(crate) d: &'a [f32],
     /// `[d_state, channels]`, changed in place
-    pub(crate) state: RowsMut<'a>,
+    pub(crate) state: StridedRowsMut<'a>,
     /// `[n_tokens, channels]`
-    pub(crate) out: RowsMut<'a>,
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Kernel for Mamba<'_> {

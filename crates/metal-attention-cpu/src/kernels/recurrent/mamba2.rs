@@ -4,30 +4,30 @@
 //!
 //! `S = exp(dt A) S + dt B^T x; out = C S + D x`
 
-use super::vectors::{Decay, StateRows};
-use super::{Head, Rows, RowsMut};
+use super::vectors::{RowDecay, StateRows};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
 /// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
 pub(crate) struct Mamba2<'a> {
     /// Of each token, `[n_tokens, head_dim]`
-    pub(crate) x: Rows<'a>,
+    pub(crate) x: StridedRows<'a>,
     /// `[n_tokens, 1]`: after its bias and softplus
-    pub(crate) dt: Rows<'a>,
+    pub(crate) dt: StridedRows<'a>,
     /// `[n_tokens, d_state]`
-    pub(crate) b: Rows<'a>,
+    pub(crate) b: StridedRows<'a>,
     /// `[n_tokens, d_state]`
-    pub(crate) c: Rows<'a>,
+    pub(crate) c: StridedRows<'a>,
     /// `A`, negative, as files hold it
     pub(crate) a: f32,
     pub(crate) d: f32,
     /// The state before the first token, `[d_state, head_dim]`, where it lies elsewhere
-    pub(crate) before: Option<Rows<'a>>,
+    pub(crate) before: Option<StridedRows<'a>>,
     /// `[d_state, head_dim]`: after the last token; changed in place, or written as a whole
-    pub(crate) state: RowsMut<'a>,
+    pub(crate) state: StridedRowsMut<'a>,
     /// `[n_tokens, head_dim]`
-    pub(crate) out: RowsMut<'a>,
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Mamba2<'_> {
@@ -38,7 +38,7 @@ impl Mamba2<'_> {
     }
 }
 
-impl Head for Mamba2<'_> {
+impl HeadRecurrence for Mamba2<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.x.count
@@ -68,7 +68,7 @@ impl Head for Mamba2<'_> {
         // SAFETY: rows and columns that there are.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
-            let decay = Decay::<S> { all: S::f_splat(self.decay(token)), of_rows: None };
+            let decay = RowDecay::<S> { all: S::f_splat(self.decay(token)), of_rows: None };
             let dt = S::f_splat(self.dt.row(token)[0]);
             let mut even = [S::f_splat(0.0); V];
             let mut odd = [S::f_splat(0.0); V];

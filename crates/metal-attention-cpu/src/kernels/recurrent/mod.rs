@@ -27,7 +27,7 @@ use crate::simd::{Isa, Kernel, LANES, Simd};
 
 /// Rows that lie `stride` floats apart, such as those of one head among those of all: an input.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct StridedRows<'a> {
     ptr: *const f32,
     count: usize,
     width: usize,
@@ -35,10 +35,10 @@ pub(crate) struct Rows<'a> {
     borrow: PhantomData<&'a [f32]>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> StridedRows<'a> {
     /// `rows` rows of `width` floats, the first one at the beginning of `data`.
     pub(crate) fn new(data: &'a [f32], rows: usize, width: usize, stride: usize) -> Self {
-        assert!(data.len() >= extent(rows, width, stride), "rows inside the buffer");
+        assert!(data.len() >= span_len(rows, width, stride), "rows inside the buffer");
         Self { ptr: data.as_ptr(), count: rows, width, stride, borrow: PhantomData }
     }
 
@@ -54,7 +54,7 @@ impl<'a> Rows<'a> {
         width: usize,
         stride: usize,
     ) -> Self {
-        let end = first.checked_add(extent(rows, width, stride)).expect("rows inside the buffer");
+        let end = first.checked_add(span_len(rows, width, stride)).expect("rows inside the buffer");
         let _ = data.at(end);
         Self { ptr: data.at(first), count: rows, width, stride, borrow: PhantomData }
     }
@@ -74,7 +74,7 @@ impl<'a> Rows<'a> {
 }
 
 /// Rows that lie `stride` floats apart and that nobody else reads or writes: an output, or a state.
-pub(crate) struct RowsMut<'a> {
+pub(crate) struct StridedRowsMut<'a> {
     ptr: *mut f32,
     count: usize,
     width: usize,
@@ -82,10 +82,10 @@ pub(crate) struct RowsMut<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-impl<'a> RowsMut<'a> {
+impl<'a> StridedRowsMut<'a> {
     /// `rows` rows of `width` floats, the first one at the beginning of `data`.
     pub(crate) fn new(data: &'a mut [f32], rows: usize, width: usize, stride: usize) -> Self {
-        assert!(data.len() >= extent(rows, width, stride), "rows inside the buffer");
+        assert!(data.len() >= span_len(rows, width, stride), "rows inside the buffer");
         Self { ptr: data.as_mut_ptr(), count: rows, width, stride, borrow: PhantomData }
     }
 
@@ -102,7 +102,7 @@ impl<'a> RowsMut<'a> {
         stride: usize,
     ) -> Self {
         // The end is one past the last element, which `at` checks; the addition may not wrap.
-        let end = first.checked_add(extent(rows, width, stride)).expect("rows inside the buffer");
+        let end = first.checked_add(span_len(rows, width, stride)).expect("rows inside the buffer");
         let _ = data.at(end);
         Self { ptr: data.at(first), count: rows, width, stride, borrow: PhantomData }
     }
@@ -116,7 +116,7 @@ impl<'a> RowsMut<'a> {
 }
 
 /// Floats from the first one of the first row to the last one of the last.
-fn extent(rows: usize, width: usize, stride: usize) -> usize {
+fn span_len(rows: usize, width: usize, stride: usize) -> usize {
     assert!(rows <= 1 || width <= stride, "rows that do not overlap");
     match rows {
         0 => 0,
@@ -125,7 +125,7 @@ fn extent(rows: usize, width: usize, stride: usize) -> usize {
 }
 
 /// One head of one sequence over some tokens.
-pub(crate) trait Head {
+pub(crate) trait HeadRecurrence {
     fn n_tokens(&self) -> usize;
     /// Columns of the state, elements of a value.
     fn n_columns(&self) -> usize;
@@ -140,15 +140,15 @@ pub(crate) trait Head {
 }
 
 /// Runs a head token by token.
-pub(crate) fn run_tokens<H: Head>(isa: Isa, head: &H) {
+pub(crate) fn run_tokens<H: HeadRecurrence>(isa: Isa, head: &H) {
     head.check();
-    isa.run(Tokens(head));
+    isa.run(TokenLoop(head));
 }
 
 /// All tokens of a head that is checked, one by one.
-struct Tokens<'a, H>(&'a H);
+struct TokenLoop<'a, H>(&'a H);
 
-impl<H: Head> Kernel for Tokens<'_, H> {
+impl<H: HeadRecurrence> Kernel for TokenLoop<'_, H> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: checked; the caller vouches for the instruction set.
@@ -158,7 +158,7 @@ impl<H: Head> Kernel for Tokens<'_, H> {
 
 /// All columns of all tokens.
 #[inline(always)]
-unsafe fn token_by_token<S: Simd, H: Head>(head: &H) {
+unsafe fn token_by_token<S: Simd, H: HeadRecurrence>(head: &H) {
     let n = head.n_columns();
     let mut column = 0;
     // SAFETY: passed on to the caller.
@@ -189,9 +189,9 @@ unsafe fn token_by_token<S: Simd, H: Head>(head: &H) {
     }
 }
 
-/// The columns of [`Head::step`], token by token.
+/// The columns of [`HeadRecurrence::step`], token by token.
 #[inline(always)]
-unsafe fn columns<S: Simd, H: Head, const V: usize, const PART: bool>(head: &H, column: usize) {
+unsafe fn columns<S: Simd, H: HeadRecurrence, const V: usize, const PART: bool>(head: &H, column: usize) {
     for token in 0..head.n_tokens() {
         // SAFETY: passed on to the caller.
         unsafe { head.step::<S, V, PART>(token, column) };

@@ -6,26 +6,26 @@
 //!
 //! Without a bonus it is gated linear attention (arXiv 2312.06635): `S = diag(w) S + k^T v; out = r S`.
 
-use super::{Head, Rows, RowsMut};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct Rwkv6<'a> {
     /// Of each token, `[n_tokens, key_dim]`
-    pub(crate) r: Rows<'a>,
+    pub(crate) r: StridedRows<'a>,
     /// `[n_tokens, key_dim]`
-    pub(crate) k: Rows<'a>,
+    pub(crate) k: StridedRows<'a>,
     /// `[n_tokens, value_dim]`
-    pub(crate) v: Rows<'a>,
+    pub(crate) v: StridedRows<'a>,
     /// `[n_tokens, key_dim]`, in 0..=1
-    pub(crate) decay: Rows<'a>,
+    pub(crate) decay: StridedRows<'a>,
     /// `[key_dim]`; none in gated linear attention
     pub(crate) bonus: Option<&'a [f32]>,
     /// `[key_dim, value_dim]`, changed in place
-    pub(crate) state: RowsMut<'a>,
+    pub(crate) state: StridedRowsMut<'a>,
     /// `[n_tokens, value_dim]`
-    pub(crate) out: RowsMut<'a>,
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Rwkv6<'_> {
@@ -66,7 +66,7 @@ impl Rwkv6<'_> {
     }
 }
 
-impl Head for Rwkv6<'_> {
+impl HeadRecurrence for Rwkv6<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count

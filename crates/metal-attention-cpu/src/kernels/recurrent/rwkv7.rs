@@ -6,28 +6,28 @@
 //! `S = diag(w) S + b^T (a S) + k^T v; out = r S`
 
 use super::vectors::dot;
-use super::{Head, Rows, RowsMut};
+use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
 /// One head, or some columns of one.
 pub(crate) struct Rwkv7<'a> {
     /// Of each token, `[n_tokens, key_dim]`
-    pub(crate) r: Rows<'a>,
+    pub(crate) r: StridedRows<'a>,
     /// `[n_tokens, key_dim]`, in 0..=1
-    pub(crate) decay: Rows<'a>,
+    pub(crate) decay: StridedRows<'a>,
     /// `[n_tokens, key_dim]`
-    pub(crate) k: Rows<'a>,
+    pub(crate) k: StridedRows<'a>,
     /// `[n_tokens, value_dim]`
-    pub(crate) v: Rows<'a>,
+    pub(crate) v: StridedRows<'a>,
     /// `[n_tokens, key_dim]`: less the normalised key that is taken away
-    pub(crate) a: Rows<'a>,
+    pub(crate) a: StridedRows<'a>,
     /// `[n_tokens, key_dim]`: the normalised key times the learning rates
-    pub(crate) b: Rows<'a>,
+    pub(crate) b: StridedRows<'a>,
     /// `[key_dim, value_dim]`, changed in place
-    pub(crate) state: RowsMut<'a>,
+    pub(crate) state: StridedRowsMut<'a>,
     /// `[n_tokens, value_dim]`
-    pub(crate) out: RowsMut<'a>,
+    pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Rwkv7<'_> {
@@ -58,7 +58,7 @@ impl Rwkv7<'_> {
     }
 }
 
-impl Head for Rwkv7<'_> {
+impl HeadRecurrence for Rwkv7<'_> {
     #[inline(always)]
     fn n_tokens(&self) -> usize {
         self.v.count

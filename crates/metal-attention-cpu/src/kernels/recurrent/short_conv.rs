@@ -1,6 +1,6 @@
 //! Gated short convolutions.
 
-use super::RowsMut;
+use super::StridedRowsMut;
 use crate::kernels::vectors::{load, store};
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -16,9 +16,9 @@ pub(crate) struct ShortConv<'a> {
     pub(crate) taps: &'a [f32],
     /// The convolution's inputs before the first token, `[n_tap - 1, channels]`, oldest first; afterwards those before the token
     /// that comes next.
-    pub(crate) state: RowsMut<'a>,
+    pub(crate) state: StridedRowsMut<'a>,
     /// `[n_tokens, channels]`
-    pub(crate) out: RowsMut<'a>,
+    pub(crate) out: StridedRowsMut<'a>,
     pub(crate) width: usize,
     /// The first of the channels.
     pub(crate) first: usize,

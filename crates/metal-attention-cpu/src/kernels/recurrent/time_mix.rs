@@ -10,7 +10,7 @@ const FASTEST_DECAY: f32 = -0.606_530_66;
 const SHORTEST_KEY: f32 = 1e-12;
 
 /// `out = x + (previous - x) (lerp + more)`: between a token's input and that of the token before.
-pub(crate) struct Shift<'a> {
+pub(crate) struct TokenLerp<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) previous: &'a [f32],
     pub(crate) lerp: &'a [f32],
@@ -19,7 +19,7 @@ pub(crate) struct Shift<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
-impl Kernel for Shift<'_> {
+impl Kernel for TokenLerp<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { x, previous, lerp, more, out } = self;
@@ -62,48 +62,48 @@ unsafe fn shift<S: Simd, const PART: bool>(
 
 /// A function of each number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Squash {
+pub(crate) enum Nonlinearity {
     /// The hyperbolic tangent.
     Tanh,
     /// `1 / (1 + e^-x)`
     Sigmoid,
 }
 
-/// `x[i] = squash(x[i])`
-pub(crate) struct Squashed<'a> {
+/// `x[i] = apply_nonlinearity(x[i])`
+pub(crate) struct ApplyNonlinearity<'a> {
     pub(crate) x: &'a mut [f32],
-    pub(crate) squash: Squash,
+    pub(crate) nonlinearity: Nonlinearity,
 }
 
-impl Kernel for Squashed<'_> {
+impl Kernel for ApplyNonlinearity<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { x, squash } = self;
+        let Self { x, nonlinearity } = self;
         let mut i = 0;
         // SAFETY: vectors and parts of them inside the slice.
         unsafe {
             while i + LANES <= x.len() {
-                squash_at::<S, false>(x, squash, i);
+                apply_at::<S, false>(x, nonlinearity, i);
                 i += LANES;
             }
             if i < x.len() {
-                squash_at::<S, true>(x, squash, i);
+                apply_at::<S, true>(x, nonlinearity, i);
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn squash_at<S: Simd, const PART: bool>(x: &mut [f32], squash: Squash, i: usize) {
+unsafe fn apply_at<S: Simd, const PART: bool>(x: &mut [f32], nonlinearity: Nonlinearity, i: usize) {
     let n = x.len() - i;
     // SAFETY: as the caller vouches.
     unsafe {
         let p = x.as_mut_ptr().add(i);
         let v = load::<S, PART>(p, n);
-        let y = match squash {
-            Squash::Sigmoid => sigmoid::<S>(v),
+        let y = match nonlinearity {
+            Nonlinearity::Sigmoid => sigmoid::<S>(v),
             // tanh(x) = 2 sigmoid(2 x) - 1
-            Squash::Tanh => {
+            Nonlinearity::Tanh => {
                 let s = sigmoid::<S>(S::f_add(v, v));
                 S::f_sub(S::f_add(s, s), S::f_splat(1.0))
             }

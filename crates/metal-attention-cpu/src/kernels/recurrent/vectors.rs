@@ -1,6 +1,6 @@
 //! Sums over rows.
 
-use super::{Rows, RowsMut};
+use super::{StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd, prefetch};
 
@@ -89,7 +89,7 @@ unsafe fn add_products<S: Simd, const PART: bool>(
 
 /// A row of the state before a token, and where it goes after it: the same place, or another.
 #[derive(Clone, Copy)]
-pub(super) struct Row {
+pub(super) struct StateRow {
     pub(super) before: *const f32,
     pub(super) after: *mut f32,
 }
@@ -102,7 +102,7 @@ pub(super) struct Row {
 /// Both rows hold the vectors, or `n` floats where `PART`; the CPU has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
-    Row { before, after }: Row,
+    StateRow { before, after }: StateRow,
     decay: S::F,
     key: f32,
     query: f32,
@@ -128,14 +128,14 @@ pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM
 
 /// What is left of the rows of a state.
 #[derive(Clone, Copy)]
-pub(super) struct Decay<'a, S: Simd> {
+pub(super) struct RowDecay<'a, S: Simd> {
     /// Of all alike.
     pub(super) all: S::F,
     /// Of each, in the place of that.
     pub(super) of_rows: Option<&'a [f32]>,
 }
 
-impl<S: Simd> Decay<'_, S> {
+impl<S: Simd> RowDecay<'_, S> {
     /// Of row `i`.
     ///
     /// # Safety
@@ -169,7 +169,12 @@ impl StateRows {
     ///
     /// The states have the column.
     #[inline(always)]
-    pub(super) unsafe fn new(before: Option<&Rows<'_>>, state: &RowsMut<'_>, token: usize, column: usize) -> Self {
+    pub(super) unsafe fn new(
+        before: Option<&StridedRows<'_>>,
+        state: &StridedRowsMut<'_>,
+        token: usize,
+        column: usize,
+    ) -> Self {
         // SAFETY: as the caller vouches.
         unsafe {
             let after = state.ptr.add(column);
@@ -199,7 +204,7 @@ impl StateRows {
     #[inline(always)]
     pub(super) unsafe fn step<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
         &self,
-        decay: Decay<'_, S>,
+        decay: RowDecay<'_, S>,
         keys: &[f32],
         queries: &[f32],
         u: &[S::F; V],
@@ -209,7 +214,7 @@ impl StateRows {
     ) {
         // SAFETY: as the caller vouches.
         unsafe {
-            let at = |i: usize| Row {
+            let at = |i: usize| StateRow {
                 before: self.before.add(i * self.before_stride),
                 after: self.after.add(i * self.after_stride),
             };

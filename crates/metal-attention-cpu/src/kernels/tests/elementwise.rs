@@ -2,13 +2,13 @@ use metal_attention_model::{Activation, RopeLayout};
 
 use crate::kernels::elementwise::{Activate, GateBySigmoid, LayerNorm, RmsNorm, rope_apply};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 const LENGTHS: [usize; 8] = [1, 8, 15, 16, 17, 64, 172, 576];
 
 #[test]
 fn rms_norm() {
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     for isa in Isa::available() {
         for n in LENGTHS {
             for limit in [1e-3, 1.0, 300.0] {
@@ -38,7 +38,7 @@ fn a_norm_of_zeros_is_zero() {
 
 #[test]
 fn layer_norm() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     for isa in Isa::available() {
         for n in LENGTHS.into_iter().filter(|&n| n > 1) {
             for (limit, offset) in [(1e-3, 0.0), (1.0, 3.0), (300.0, -100.0)] {
@@ -88,7 +88,7 @@ fn activation(activation: Activation, row: &[f32], i: usize) -> f64 {
 
 #[test]
 fn activations_with_and_without_a_gate() {
-    let mut random = Random(2);
+    let mut random = TestRandom(2);
     let all = [
         Activation::Silu,
         Activation::Gelu,
@@ -129,7 +129,7 @@ fn activations_with_and_without_a_gate() {
 
 #[test]
 fn rope_turns_each_pair_by_its_angle() {
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     for layout in [RopeLayout::Interleaved, RopeLayout::Halves] {
         for (head_dim, n_rot) in [(8, 8), (20, 20), (64, 64), (64, 32), (80, 20), (16, 2)] {
             let before = random.floats(head_dim, 2.0);
@@ -158,7 +158,7 @@ fn rope_turns_each_pair_by_its_angle() {
 
 #[test]
 fn gates_by_sigmoid() {
-    let mut random = Random(9);
+    let mut random = TestRandom(9);
     for (isa, n) in Isa::available().into_iter().flat_map(|isa| LENGTHS.map(|n| (isa, n))) {
         let (x, gate) = (random.floats(n, 3.0), random.floats(n, 20.0));
         let mut found = x.clone();

@@ -3,10 +3,10 @@
 use metal_attention_gguf::{TensorType, blocks};
 
 use crate::activations::{BLOCK, Q8Activations};
-use crate::kernels::matmul::{Matrix, Product, matmul};
+use crate::kernels::matmul::{MatmulOp, WeightMatrix, matmul};
 use crate::pool::ThreadPool;
 use crate::simd::Isa;
-use crate::test_support::{Random, matrix, pool, tensor};
+use crate::test_support::{TestRandom, matrix, pool, tensor};
 
 /// Every type that has a packed format.
 pub(super) fn packed_types() -> impl Iterator<Item = TensorType> {
@@ -14,7 +14,7 @@ pub(super) fn packed_types() -> impl Iterator<Item = TensorType> {
 }
 
 /// Blocks of random codes, such that no weight is beyond 1.
-pub(super) fn random_blocks(random: &mut Random, ty: TensorType, n_elements: usize) -> Vec<u8> {
+pub(super) fn random_blocks(random: &mut TestRandom, ty: TensorType, n_elements: usize) -> Vec<u8> {
     blocks::random_blocks(ty, n_elements, random.bits(), 1.0)
 }
 
@@ -22,7 +22,7 @@ pub(super) fn random_blocks(random: &mut Random, ty: TensorType, n_elements: usi
 pub(super) fn multiply(
     pool: &ThreadPool,
     isa: Isa,
-    matrix: &Matrix,
+    matrix: &WeightMatrix,
     x: &[f32],
     start: &[f32],
     accumulate: bool,
@@ -30,7 +30,7 @@ pub(super) fn multiply(
     let mut q8 = Q8Activations::default();
     let mut y = start.to_vec();
     let rows = 0..x.len() / matrix.n_in();
-    matmul(pool, isa, x, &mut q8, &mut [Product { matrix, rows, y: &mut y, accumulate }]);
+    matmul(pool, isa, x, &mut q8, &mut [MatmulOp { matrix, rows, y: &mut y, accumulate }]);
     y
 }
 
@@ -53,7 +53,7 @@ fn rounded_activations(pool: &ThreadPool, isa: Isa, x: &[f32], n_in: usize) -> V
 #[test]
 fn every_format_multiplies_as_it_dequantises() {
     const TOKENS: usize = 17;
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     let pools = [1, 2, 3, 4].map(pool);
     for ty in packed_types() {
         let widths = if ty.block_len() == 32 { [32, 64, 288, 1536] } else { [256, 512, 768, 1536] };
@@ -118,7 +118,7 @@ fn every_format_multiplies_as_it_dequantises() {
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
-    let mut random = Random(2);
+    let mut random = TestRandom(2);
     let (n_in, n_out, n_tokens) = (512, 200, 9);
     let tensor = tensor(TensorType::Q4_K, n_in, n_out, &random_blocks(&mut random, TensorType::Q4_K, n_in * n_out));
     let x = random.floats(n_tokens * n_in, 1.0);
@@ -134,7 +134,7 @@ fn the_number_of_threads_changes_no_bit() {
 
 #[test]
 fn activations_keep_eight_bits() {
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     let pool = pool(2);
     let (n_in, n_tokens) = (96, 8);
     let mut x = Vec::new();
@@ -177,7 +177,7 @@ fn activations_keep_eight_bits() {
 /// A single token goes through long rows two panels at a time, of which an odd number leaves one.
 #[test]
 fn single_tokens_of_long_rows_have_the_bits_of_several() {
-    let mut random = Random(12);
+    let mut random = TestRandom(12);
     for (ty, n_in) in [(TensorType::Q4_0, 2080), (TensorType::Q4_0, 4128), (TensorType::Q4_K, 2304)] {
         for n_out in [16, 33, 80, 112] {
             let tensor = tensor(ty, n_in, n_out, &random_blocks(&mut random, ty, n_in * n_out));

@@ -1,8 +1,8 @@
-use crate::kernels::recurrent::RowsMut;
+use crate::kernels::recurrent::StridedRowsMut;
 use crate::kernels::recurrent::short_conv::ShortConv;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 /// `[n_tokens, width]`, and what the state becomes.
 fn twin(inputs: &[f32], taps: &[f32], state: &[f32], width: usize) -> (Vec<f64>, Vec<f32>) {
@@ -28,7 +28,7 @@ fn run(isa: Isa, inputs: &[f32], taps: &[f32], state: &mut [f32], width: usize, 
         let (state, out) = (SharedMut::new(state), SharedMut::new(&mut out));
         // SAFETY: one kernel runs after the other.
         let (state, out) = unsafe {
-            let rows = |of, n| RowsMut::shared(of, first, n, channels.len(), width);
+            let rows = |of, n| StridedRowsMut::shared(of, first, n, channels.len(), width);
             (rows(&state, n_before), rows(&out, n_tokens))
         };
         isa.run(ShortConv { inputs, taps, state, out, width, first });
@@ -38,7 +38,7 @@ fn run(isa: Isa, inputs: &[f32], taps: &[f32], state: &mut [f32], width: usize, 
 
 #[test]
 fn convolutions_are_those_of_plain_sums() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     for isa in Isa::available() {
         for (width, cut) in [(1, 0), (15, 7), (16, 16), (33, 16), (64, 48)] {
             for n_tap in [2, 3, 4, 16] {

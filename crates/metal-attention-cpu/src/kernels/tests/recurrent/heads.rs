@@ -7,12 +7,12 @@ use crate::kernels::recurrent::delta_rule::DeltaRule;
 use crate::kernels::recurrent::mamba2::Mamba2;
 use crate::kernels::recurrent::rwkv6::Rwkv6;
 use crate::kernels::recurrent::rwkv7::Rwkv7;
-use crate::kernels::recurrent::{Rows, RowsMut, run_tokens};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut, run_tokens};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 /// Rows of length 1.
-fn unit(random: &mut Random, n: usize, width: usize) -> Padded {
+fn unit(random: &mut TestRandom, n: usize, width: usize) -> Padded {
     let mut rows = Padded::new(n, width, || random.float(1.0));
     normalise(&mut rows);
     rows
@@ -31,7 +31,7 @@ fn normalise(rows: &mut Padded) {
 /// Rows of length 1, halfway between random ones and these. Where a state keeps nothing, all that a token reads is `q . k` times
 /// what it wrote: of random queries and keys some are all but orthogonal, and then that sum is nothing but what rounding left of
 /// terms hundreds of times as large.
-fn leaning_to(keys: &Padded, random: &mut Random, n: usize) -> Padded {
+fn leaning_to(keys: &Padded, random: &mut TestRandom, n: usize) -> Padded {
     let mut rows = unit(random, n, keys.width);
     for (x, key) in rows.data.iter_mut().zip(&keys.data) {
         *x += key;
@@ -55,7 +55,7 @@ struct Delta {
 }
 
 impl Mixer for Delta {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+    fn random(random: &mut TestRandom, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
         let k = unit(random, n, rows);
         Self {
             q: leaning_to(&k, random, n),
@@ -116,7 +116,7 @@ impl Mixer for Delta {
 struct ChannelDelta(Delta);
 
 impl Mixer for ChannelDelta {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+    fn random(random: &mut TestRandom, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
         let delta = Delta::random(random, decay, n, rows, columns);
         Self(Delta { decay: Padded::new(n, rows, || decay.random(random)), ..delta })
     }
@@ -169,7 +169,7 @@ struct Space {
 }
 
 impl Mixer for Space {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+    fn random(random: &mut TestRandom, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
         let a = -3.0;
         Self {
             x: Padded::new(n, columns, || random.float(2.0)),
@@ -237,7 +237,7 @@ struct Finch {
 }
 
 impl Mixer for Finch {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+    fn random(random: &mut TestRandom, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
         Self {
             r: Padded::new(n, rows, || random.float(1.0)),
             k: Padded::new(n, rows, || random.float(1.0)),
@@ -295,7 +295,7 @@ impl Mixer for Finch {
 struct Linear(Finch);
 
 impl Mixer for Linear {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+    fn random(random: &mut TestRandom, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
         Self(Finch::random(random, decay, n, rows, columns))
     }
 
@@ -354,7 +354,7 @@ struct Goose {
 }
 
 impl Mixer for Goose {
-    fn random(random: &mut Random, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
+    fn random(random: &mut TestRandom, decay: Decay, n: usize, rows: usize, columns: usize) -> Self {
         let kappa = unit(random, n, rows);
         let rate = Padded::new(n, rows, || random.float(0.5) + 0.5);
         let (mut minus, mut back) = (Padded::new(n, rows, || 0.0), Padded::new(n, rows, || 0.0));
@@ -454,7 +454,7 @@ of_each_head! {
 /// Tokens that go on from a state which lies elsewhere, and stays as it is.
 #[test]
 fn a_state_goes_on_in_another_place() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     let (rows, columns) = (24, 40);
     for n in [1, 40] {
         let delta = Delta::random(&mut random, Decay::Usual, n, rows, columns);
@@ -469,7 +469,7 @@ fn a_state_goes_on_in_another_place() {
                 v: delta.v.rows(0..n),
                 decay: delta.decay.rows(0..n),
                 beta: delta.beta.rows(0..n),
-                before: Some(Rows::new(&before, rows, columns, columns)),
+                before: Some(StridedRows::new(&before, rows, columns, columns)),
                 next: Some(rows * columns),
                 state: state.part_mut(0..rows, 0..columns),
                 out: out.part_mut(0..n, 0..columns),
@@ -484,7 +484,7 @@ fn a_state_goes_on_in_another_place() {
 #[test]
 fn whole_cache_lines_go_to_another_place() {
     const LINE: usize = 16;
-    let mut random = Random(6);
+    let mut random = TestRandom(6);
     let rows = 21;
     for columns in [16, 64, 80, 144] {
         let delta = Delta::random(&mut random, Decay::Usual, 1, rows, columns);
@@ -503,9 +503,9 @@ fn whole_cache_lines_go_to_another_place() {
                     v: delta.v.rows(0..1),
                     decay: delta.decay.rows(0..1),
                     beta: delta.beta.rows(0..1),
-                    before: Some(Rows::new(&before, rows, columns, columns)),
+                    before: Some(StridedRows::new(&before, rows, columns, columns)),
                     next: Some(rows * columns),
-                    state: RowsMut::new(state, rows, columns, columns),
+                    state: StridedRowsMut::new(state, rows, columns, columns),
                     out: out.part_mut(0..1, 0..columns),
                 },
             );
@@ -520,8 +520,8 @@ fn whole_cache_lines_go_to_another_place() {
                     c: space.c.rows(0..1),
                     a: space.a,
                     d: space.d,
-                    before: Some(Rows::new(&before, rows, columns, columns)),
-                    state: RowsMut::new(state, rows, columns, columns),
+                    before: Some(StridedRows::new(&before, rows, columns, columns)),
+                    state: StridedRowsMut::new(state, rows, columns, columns),
                     out: out.part_mut(0..1, 0..columns),
                 },
             );

@@ -6,9 +6,9 @@ mod time_mix;
 
 use std::ops::Range;
 
-use crate::kernels::recurrent::{Rows, RowsMut};
+use crate::kernels::recurrent::{StridedRows, StridedRowsMut};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 /// How much of a state is left after a token.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +26,7 @@ enum Decay {
 const DECAYS: [Decay; 4] = [Decay::Usual, Decay::NearOne, Decay::NearZero, Decay::Any];
 
 impl Decay {
-    fn random(self, random: &mut Random) -> f32 {
+    fn random(self, random: &mut TestRandom) -> f32 {
         let x = f64::from(random.float(1.0));
         let decay = match self {
             Self::Usual => (-(2.0 * x - 3.0).exp()).exp(),
@@ -92,18 +92,18 @@ impl Padded {
         self.data.chunks_exact(self.width + BETWEEN).flat_map(|row| &row[..self.width]).copied().collect()
     }
 
-    fn rows(&self, rows: Range<usize>) -> Rows<'_> {
+    fn rows(&self, rows: Range<usize>) -> StridedRows<'_> {
         self.part(rows, 0..self.width)
     }
 
-    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Rows<'_> {
+    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> StridedRows<'_> {
         let stride = self.width + BETWEEN;
-        Rows::new(&self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
+        StridedRows::new(&self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
     }
 
-    fn part_mut(&mut self, rows: Range<usize>, columns: Range<usize>) -> RowsMut<'_> {
+    fn part_mut(&mut self, rows: Range<usize>, columns: Range<usize>) -> StridedRowsMut<'_> {
         let stride = self.width + BETWEEN;
-        RowsMut::new(&mut self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
+        StridedRowsMut::new(&mut self.data[rows.start * stride + columns.start..], rows.len(), columns.len(), stride)
     }
 
     fn check_between(&self) {
@@ -115,7 +115,7 @@ impl Padded {
 
 /// A mixer and the inputs of some tokens for it.
 trait Mixer: Sized {
-    fn random(random: &mut Random, decay: Decay, n_tokens: usize, rows: usize, columns: usize) -> Self;
+    fn random(random: &mut TestRandom, decay: Decay, n_tokens: usize, rows: usize, columns: usize) -> Self;
     /// Of the state.
     fn rows(&self) -> usize;
     fn columns(&self) -> usize;
@@ -152,7 +152,7 @@ trait Mixer: Sized {
 
 /// Against the twin, on every instruction set, from a state that is not empty.
 fn agrees_with_its_twin<M: Mixer>(shapes: &[(usize, usize)], lengths: &[usize]) {
-    let mut random = Random(1);
+    let mut random = TestRandom(1);
     for (&(rows, columns), &n_tokens) in shapes.iter().flat_map(|shape| lengths.iter().map(move |n| (shape, n))) {
         for decay in DECAYS {
             let mixer = M::random(&mut random, decay, n_tokens, rows, columns);
@@ -174,7 +174,7 @@ fn agrees_with_its_twin<M: Mixer>(shapes: &[(usize, usize)], lengths: &[usize]) 
 /// After 8192 tokens: the outputs of the last ones and the state.
 fn stays_exact_in_long_texts<M: Mixer>(rows: usize, columns: usize) {
     const LAST: usize = 64;
-    let mut random = Random(3);
+    let mut random = TestRandom(3);
     for decay in DECAYS {
         let mixer = M::random(&mut random, decay, 8192, rows, columns);
         let mut state = vec![0.0; rows * columns];
@@ -188,7 +188,7 @@ fn stays_exact_in_long_texts<M: Mixer>(rows: usize, columns: usize) {
 
 /// Nothing depends on how many come at once, nor on which columns a task has.
 fn tokens_do_not_depend_on_their_company<M: Mixer>() {
-    let mut random = Random(4);
+    let mut random = TestRandom(4);
     let (rows, columns) = (48, 150);
     let mixer = M::random(&mut random, Decay::Usual, 40, rows, columns);
     let before = random.floats(rows * columns, 1.0);

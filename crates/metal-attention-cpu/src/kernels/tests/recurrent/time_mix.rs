@@ -3,9 +3,11 @@
 use metal_attention_model::NormKind;
 
 use crate::kernels::recurrent::head_output::{Bonus, Gate, HeadNorm, HeadOutput};
-use crate::kernels::recurrent::time_mix::{LinearInputs, MixFirst, Rwkv6Decay, Rwkv7Inputs, Shift, Squash, Squashed};
+use crate::kernels::recurrent::time_mix::{
+    ApplyNonlinearity, LinearInputs, MixFirst, Nonlinearity, Rwkv6Decay, Rwkv7Inputs, TokenLerp,
+};
 use crate::simd::Isa;
-use crate::test_support::Random;
+use crate::test_support::TestRandom;
 
 const LENGTHS: [usize; 7] = [1, 5, 16, 24, 64, 100, 257];
 
@@ -23,9 +25,9 @@ fn check<const N: usize>(what: &str, found: &[f32], rows: [&[f32]; N], of: impl 
 }
 
 /// Calls `test` with every instruction set and length.
-fn for_all(mut test: impl FnMut(Isa, usize, &mut Random)) {
+fn for_all(mut test: impl FnMut(Isa, usize, &mut TestRandom)) {
     for isa in Isa::available() {
-        let mut random = Random(7);
+        let mut random = TestRandom(7);
         for n in LENGTHS {
             test(isa, n, &mut random);
         }
@@ -37,9 +39,9 @@ fn shifts_lie_between_two_tokens() {
     for_all(|isa, n, random| {
         let [x, previous, lerp, more] = [3.0, 3.0, 1.0, 1.0].map(|limit| random.floats(n, limit));
         let mut out = vec![f32::NAN; n];
-        isa.run(Shift { x: &x, previous: &previous, lerp: &lerp, more: None, out: &mut out });
+        isa.run(TokenLerp { x: &x, previous: &previous, lerp: &lerp, more: None, out: &mut out });
         check("shift", &out, [&x, &previous, &lerp], |[x, previous, lerp]| x + (previous - x) * lerp);
-        isa.run(Shift { x: &x, previous: &previous, lerp: &lerp, more: Some(&more), out: &mut out });
+        isa.run(TokenLerp { x: &x, previous: &previous, lerp: &lerp, more: Some(&more), out: &mut out });
         let rows = [&x[..], &previous, &lerp, &more];
         check("shift", &out, rows, |[x, previous, lerp, more]| x + (previous - x) * (lerp + more));
     });
@@ -49,10 +51,11 @@ fn shifts_lie_between_two_tokens() {
 fn functions_of_each_number() {
     for_all(|isa, n, random| {
         let (x, bias) = (random.floats(n, 8.0), random.floats(n, 2.0));
-        for (squash, of) in [(Squash::Tanh, f64::tanh as fn(f64) -> f64), (Squash::Sigmoid, sigmoid)] {
+        for (nonlinearity, of) in [(Nonlinearity::Tanh, f64::tanh as fn(f64) -> f64), (Nonlinearity::Sigmoid, sigmoid)]
+        {
             let mut found = x.clone();
-            isa.run(Squashed { x: &mut found, squash });
-            check("squash", &found, [&x], |[x]| of(x));
+            isa.run(ApplyNonlinearity { x: &mut found, nonlinearity });
+            check("nonlinearity", &found, [&x], |[x]| of(x));
         }
         let mut decay = x.clone();
         isa.run(Rwkv6Decay { decay: &mut decay, bias: &bias });

@@ -1,23 +1,23 @@
 //! Codebooks in the form that kernels look them up.
 
-use metal_attention_gguf::blocks::Grid;
+use metal_attention_gguf::blocks::CodebookGrid;
 
 use super::{LANES, Simd};
 
 /// The points of a codebook of `N` codes (a power of two, at least 256), whose elements are places in a list of values, and what
 /// kernels read for those values.
-pub(crate) struct Book<const N: usize> {
+pub(crate) struct CodebookTable<const N: usize> {
     /// A byte for each of 8 columns; of points with 4 columns the upper half is 0.
     points: [u64; N],
     /// What is read for a place, plus 8 where the sign is set.
     pub(crate) values: [u8; 16],
     /// For lookups in registers.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(crate) registers: Registers<N>,
+    pub(crate) registers: RegisterTables<N>,
 }
 
-/// A [`Book`] in tables that registers hold.
-pub(crate) struct Registers<const N: usize> {
+/// A [`CodebookTable`] in tables that registers hold.
+pub(crate) struct RegisterTables<const N: usize> {
     /// Points in two bytes, even columns in the first and odd ones in the second. Of 8 columns, bits 0 and 1 are column 0 or 1,
     /// bits 2 and 3 column 4 or 5, bits 4 and 5 column 2 or 3, bits 6 and 7 column 6 or 7. Of 4, bits 0 to 2 are column 0 or 1,
     /// bits 4 to 6 column 2 or 3.
@@ -36,17 +36,17 @@ pub(crate) type Signs<B> = [B; 2];
 /// Which bit of [`Signs`] each step of four has.
 pub(crate) const SIGN_BITS: [usize; 4] = [2, 0, 3, 1];
 
-impl<const N: usize> Book<N> {
+impl<const N: usize> CodebookTable<N> {
     /// That of `grid`; for a place of its values, plus 8 where the sign is set, `values` are read.
-    pub(crate) const fn new(grid: Grid, values: [u8; 16]) -> Self {
+    pub(crate) const fn new(grid: CodebookGrid, values: [u8; 16]) -> Self {
         assert!(N.is_power_of_two() && N >= 256 && grid.entries.len() == N);
-        let registers = Registers { planes: [[0; N]; 2], joined: [[0; 16]; 4], long: [[0; 64]; 3] };
+        let registers = RegisterTables { planes: [[0; N]; 2], joined: [[0; 16]; 4], long: [[0; 64]; 3] };
         let mut book = Self { points: [0; N], values, registers };
         let mut code = 0;
         while code < N {
             let mut k = 0;
             while k < grid.width() {
-                let place = grid.place(code, k);
+                let place = grid.value_index(code, k);
                 book.points[code] |= (place as u64) << (8 * k);
                 book.registers.planes[k % 2][code] |= (place << (k / 2 % 2 * 4 + k / 4 * 2)) as u8;
                 k += 1;
@@ -89,14 +89,14 @@ pub(crate) struct UpperBit {
 
 /// Where the lower eight bits of code `code` (of four) of a row are among the 64 bytes of four codes of 16 rows. In this order
 /// registers of 16-byte parts come apart into codes without a move between parts.
-pub(crate) const fn place_of(row: usize, code: usize) -> usize {
+pub(crate) const fn code_offset(row: usize, code: usize) -> usize {
     16 * (row / 4) + 4 * code + row % 4
 }
 
 /// [`Simd::points8`] by a load for each code.
 #[inline(always)]
 pub(crate) unsafe fn points8<S: Simd, const N: usize, const U: usize>(
-    book: &Book<N>,
+    book: &CodebookTable<N>,
     codes: *const u8,
     upper: [UpperBit; U],
     signs: Signs<S::B>,
@@ -107,7 +107,7 @@ pub(crate) unsafe fn points8<S: Simd, const N: usize, const U: usize>(
         for k in 0..4 {
             let mut index = [0_u16; LANES];
             for row in 0..LANES {
-                index[row] = u16::from(*codes.add(place_of(row, k)));
+                index[row] = u16::from(*codes.add(code_offset(row, k)));
                 for b in 0..U {
                     let set = *upper[b].rows.add(row) & upper[b].bits[k] != 0;
                     index[row] |= u16::from(set) << (8 + b);
@@ -147,13 +147,13 @@ pub(crate) unsafe fn valued8<S: Simd>(values: &[u8; 16], places: [S::B; 8], sign
 
 /// [`Simd::points4`] by a load for each code.
 #[inline(always)]
-pub(crate) unsafe fn points4<S: Simd>(book: &Book<256>, codes: *const u8, signs: S::B) -> [S::B; 8] {
+pub(crate) unsafe fn points4<S: Simd>(book: &CodebookTable<256>, codes: *const u8, signs: S::B) -> [S::B; 8] {
     // SAFETY: 128 bytes of codes, as the caller vouches.
     unsafe {
         let mut steps = [[0_u32; LANES]; 8];
         for k in 0..8 {
             for row in 0..LANES {
-                steps[k][row] = book.point(u16::from(*codes.add(64 * (k / 4) + place_of(row, k % 4)))) as u32;
+                steps[k][row] = book.point(u16::from(*codes.add(64 * (k / 4) + code_offset(row, k % 4)))) as u32;
             }
         }
         let mut places = [signs; 8];

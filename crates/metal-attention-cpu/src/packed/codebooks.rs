@@ -7,21 +7,21 @@
 use std::array::from_fn;
 
 use metal_attention_gguf::blocks::{
-    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3Xxs, Grid, Half, cast, even_signs,
+    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3Xxs, CodebookGrid, UnalignedF16, cast, even_signs,
 };
 
-use crate::packed::formats::{Format, Unpacked, bytes, format, halves, odd_scale, odd_scales};
+use crate::packed::formats::{PackedFormat, Unpacked, bytes, format, halves, odd_scale, odd_scales};
 use crate::packed::{PANEL, pack_codes};
-use crate::simd::{Book, SIGN_BITS, Signs, Simd, UpperBit, place_of};
+use crate::simd::{CodebookTable, SIGN_BITS, Signs, Simd, UpperBit, code_offset};
 
-static IQ3_XXS: Book<256> = Book::new(Grid::IQ3_XXS, IQ3_VALUES);
-static IQ2_S: Book<1024> = Book::new(Grid::IQ2_S, IQ2_VALUES);
-static IQ2_XS: Book<512> = Book::new(Grid::IQ2_XS, IQ2_VALUES);
-static IQ2_XXS: Book<256> = Book::new(Grid::IQ2_XXS, IQ2_VALUES);
-static IQ1: Book<2048> = Book::new(Grid::IQ1, IQ1_VALUES);
+static IQ3_XXS: CodebookTable<256> = CodebookTable::new(CodebookGrid::IQ3_XXS, IQ3_VALUES);
+static IQ2_S: CodebookTable<1024> = CodebookTable::new(CodebookGrid::IQ2_S, IQ2_VALUES);
+static IQ2_XS: CodebookTable<512> = CodebookTable::new(CodebookGrid::IQ2_XS, IQ2_VALUES);
+static IQ2_XXS: CodebookTable<256> = CodebookTable::new(CodebookGrid::IQ2_XXS, IQ2_VALUES);
+static IQ1: CodebookTable<2048> = CodebookTable::new(CodebookGrid::IQ1, IQ1_VALUES);
 
 /// The values of a grid plus 64, then their negatives plus 64.
-const fn signed_values(grid: Grid) -> [u8; 16] {
+const fn signed_values(grid: CodebookGrid) -> [u8; 16] {
     let mut values = [64; 16];
     let mut i = 0;
     while i < grid.values.len() {
@@ -32,8 +32,8 @@ const fn signed_values(grid: Grid) -> [u8; 16] {
     values
 }
 
-const IQ2_VALUES: [u8; 16] = signed_values(Grid::IQ2_S);
-const IQ3_VALUES: [u8; 16] = signed_values(Grid::IQ3_XXS);
+const IQ2_VALUES: [u8; 16] = signed_values(CodebookGrid::IQ2_S);
+const IQ3_VALUES: [u8; 16] = signed_values(CodebookGrid::IQ3_XXS);
 /// Eight times -1, 0 and 1, moved up by one, then (where other types have signs) down by one, plus 16.
 const IQ1_VALUES: [u8; 16] = [9, 17, 25, 0, 0, 0, 0, 0, 7, 15, 23, 0, 0, 0, 0, 0];
 
@@ -55,7 +55,7 @@ fn put<const N: usize>(
     codes: impl Fn(usize) -> u8,
     signs: Option<&dyn Fn(usize) -> u8>,
     tail: &[u8],
-    d: Half,
+    d: UnalignedF16,
     lane: usize,
     mut out: &mut [u8],
 ) {
@@ -63,7 +63,7 @@ fn put<const N: usize>(
     for i in 0..8 {
         let indices = take(N * PANEL);
         for k in 0..N {
-            indices[64 * (k / 4) + place_of(lane, k % 4)] = codes(N * i + k);
+            indices[64 * (k / 4) + code_offset(lane, k % 4)] = codes(N * i + k);
         }
         if let Some(signs) = signs {
             let sign = |l: usize| signs(4 * i + l / 8) >> (l % 8) & 1;

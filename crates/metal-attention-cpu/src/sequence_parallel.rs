@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use metal_attention_model::{BatchToken, Profiler};
 
-use crate::forward::{Run, Scratch, Wanted};
-use crate::kv_cache::{Element, SharedCache};
+use crate::forward::{MicroBatchRun, RequestedOutput, Scratch};
+use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 
@@ -16,14 +16,14 @@ use crate::shared::SharedMut;
 const SMALL_MODEL: usize = 4 << 20;
 
 /// What threads need to take sequences through the layers side by side.
-pub(crate) struct SideBySide {
+pub(crate) struct SequenceParallel {
     /// Of each thread.
     scratch: Vec<Scratch>,
     /// A pool without workers: each thread is alone with its part.
     alone: ThreadPool,
 }
 
-impl SideBySide {
+impl SequenceParallel {
     /// `None` where the model is not small, or there is but one thread.
     ///
     /// # Errors
@@ -44,24 +44,31 @@ impl SideBySide {
 
     /// Does what `run` would do with `tokens`, on the threads of its pool. False, and nothing is done, where the tokens
     /// cannot be shared out.
-    pub(crate) fn forward<E: Element>(
+    pub(crate) fn forward<E: CacheElement>(
         &mut self,
-        run: &mut Run<'_>,
-        caches: &[Option<&SharedCache<'_, E>>],
+        run: &mut MicroBatchRun<'_>,
+        caches: &[Option<&SharedKvCache<'_, E>>],
         tokens: &[BatchToken],
         mut logits: &mut [f32],
     ) -> bool {
-        let Some(parts) = parts(tokens, run.pool.n_threads()) else { return false };
+        let Some(parts) = split_by_sequence(tokens, run.pool.n_threads()) else { return false };
         let (alone, clock) = (&self.alone, run.profiler.as_deref());
         alone.begin();
         let mut parts: Vec<_> = parts
             .into_iter()
             .zip(&mut self.scratch)
-            .map(|(part, s)| {
+            .map(|(part, scratch)| {
                 let tokens = &tokens[part];
                 let n = tokens.iter().filter(|t| t.logits).count() * run.spec.n_vocab;
                 let mine = logits.split_off_mut(..n).unwrap_or_default();
-                (Some((Run { pool: alone, s, profiler: None, observer: None, ..*run }, tokens, mine)), None)
+                (
+                    Some((
+                        MicroBatchRun { pool: alone, scratch, profiler: None, observer: None, ..*run },
+                        tokens,
+                        mine,
+                    )),
+                    None,
+                )
             })
             .collect();
         let n = parts.len();
@@ -71,7 +78,12 @@ impl SideBySide {
             let (work, profiler) = unsafe { &mut shared.slice(i, 1)[0] };
             if let Some((run, tokens, logits)) = work.take() {
                 *profiler = clock.map(Profiler::part);
-                Run { profiler: profiler.as_mut(), ..run }.forward(caches, tokens, Wanted::Logits(logits), None);
+                MicroBatchRun { profiler: profiler.as_mut(), ..run }.forward(
+                    caches,
+                    tokens,
+                    RequestedOutput::Logits(logits),
+                    None,
+                );
             }
         });
         let profilers: Vec<_> = parts.into_iter().filter_map(|(_, profiler)| profiler).collect();
@@ -87,7 +99,7 @@ impl SideBySide {
 
 /// Cuts a batch into a part for each thread, with all tokens of a sequence in one part. `None` where that leaves a
 /// thread with much more to do than others.
-fn parts(tokens: &[BatchToken], n_threads: usize) -> Option<Vec<Range<usize>>> {
+fn split_by_sequence(tokens: &[BatchToken], n_threads: usize) -> Option<Vec<Range<usize>>> {
     let mut parts = Vec::with_capacity(n_threads);
     let mut seen = Vec::new();
     let mut start = 0;
@@ -114,7 +126,7 @@ mod tests {
     fn cut(seqs: &[usize], n_threads: usize) -> Option<Vec<usize>> {
         let token = |&seq| BatchToken { id: 0, seq, pos: 0, logits: true };
         let tokens: Vec<_> = seqs.iter().map(token).collect();
-        let parts = parts(&tokens, n_threads)?;
+        let parts = split_by_sequence(&tokens, n_threads)?;
         let mut next = 0;
         for part in &parts {
             assert_eq!(part.start, next);

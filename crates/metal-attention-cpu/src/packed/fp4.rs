@@ -4,7 +4,7 @@ use half::bf16;
 use metal_attention_gguf::blocks::{BlockMxfp4, BlockNvfp4, FP4_VALUES, cast, e8m0_half, ue4m3_half};
 use metal_attention_gguf::codes::nibble_halves;
 
-use crate::packed::formats::{Format, Unpacked, format, looked_up, nibbles};
+use crate::packed::formats::{PackedFormat, Unpacked, format, looked_up, nibbles};
 use crate::packed::{PANEL, pack_codes};
 use crate::simd::Simd;
 
