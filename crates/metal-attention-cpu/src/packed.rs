@@ -58,7 +58,7 @@ impl PackedMatrix {
         let n_panels = n_out.div_ceil(PANEL);
         let block_bytes = layout.as_ref().map_or(ty.block_bytes(), |layout| layout.packed_bytes);
         let panel_bytes = n_in / ty.block_len() * block_bytes * PANEL;
-        let mut data = memory.take(n_panels.checked_mul(panel_bytes)?)?;
+        let mut data = memory.allocate(n_panels.checked_mul(panel_bytes)?)?;
         let out = SharedMut::new(&mut data);
         let panels_per_task = (1 << 20) / panel_bytes.max(1) + 1;
         pool.for_each(n_panels.div_ceil(panels_per_task), &|task| {

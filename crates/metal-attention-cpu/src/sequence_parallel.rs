@@ -1,7 +1,8 @@
-//! Sequences of a small model side by side: each thread takes some of them through all layers.
+//! Parallelism over sequences, for small models: each thread evaluates some of the sequences of a micro-batch through all
+//! layers.
 //!
-//! Threads that share every matrix meet several times a layer and hand each other what they made. A small model's layer
-//! takes hardly longer than that; its weights fit every core's cache, so it does no harm that each reads all of them.
+//! Otherwise every kernel is spread over the threads, which then synchronise several times per layer. A small model's layer takes
+//! hardly longer than that. Its weights fit the cache of every core, so it costs little that each thread reads all of them.
 
 use std::ops::Range;
 
@@ -12,19 +13,19 @@ use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 
-/// Bytes of weights that make a model small.
+/// The most bytes of weights of a small model.
 const SMALL_MODEL: usize = 4 << 20;
 
-/// What threads need to take sequences through the layers side by side.
+/// The buffers for evaluating sequences in parallel.
 pub(crate) struct SequenceParallel {
-    /// Of each thread.
+    /// The scratch buffers of each thread.
     scratch: Vec<Scratch>,
-    /// A pool without workers: each thread is alone with its part.
+    /// A pool without workers: within its part of the micro-batch each thread works alone.
     alone: ThreadPool,
 }
 
 impl SequenceParallel {
-    /// `None` where the model is not small, or there is but one thread.
+    /// `None` where the model, of `weight_bytes`, is not small, or `pool` has one thread.
     ///
     /// # Errors
     ///
@@ -38,12 +39,14 @@ impl SequenceParallel {
         Ok(Some(Self { scratch, alone: ThreadPool::new(1)?.watched(pool.watch().clone()) }))
     }
 
+    /// Bytes of all scratch buffers.
     pub(crate) fn bytes(&self) -> usize {
         self.scratch.iter().map(Scratch::bytes).sum()
     }
 
-    /// Does what `run` would do with `tokens`, on the threads of its pool. False, and nothing is done, where the tokens
-    /// cannot be shared out.
+    /// Does what `run.forward` would do with `tokens` and `logits`, `[n_requested, n_vocab]`, but with a part of the sequences
+    /// on each thread of the run's pool. Returns false, and does nothing, where the tokens cannot be divided evenly. After a
+    /// cancellation the run's pool is cancelled, too.
     pub(crate) fn forward<E: CacheElement>(
         &mut self,
         run: &mut MicroBatchRun<'_>,
@@ -74,7 +77,7 @@ impl SequenceParallel {
         let n = parts.len();
         let shared = SharedMut::new(&mut parts);
         run.pool.for_each(n, &|i| {
-            // SAFETY: each part is taken by one task.
+            // SAFETY: each part is accessed by one task.
             let (work, profiler) = unsafe { &mut shared.slice(i, 1)[0] };
             if let Some((run, tokens, logits)) = work.take() {
                 *profiler = clock.map(Profiler::part);
@@ -97,8 +100,8 @@ impl SequenceParallel {
     }
 }
 
-/// Cuts a batch into a part for each thread, with all tokens of a sequence in one part. `None` where that leaves a
-/// thread with much more to do than others.
+/// Divides a micro-batch into consecutive parts, one for each thread at most, with all tokens of a sequence in one part. `None`
+/// where a sequence comes in two places, there would be one part, or the largest part would be more than 1.5 times the mean.
 fn split_by_sequence(tokens: &[BatchToken], n_threads: usize) -> Option<Vec<Range<usize>>> {
     let mut parts = Vec::with_capacity(n_threads);
     let mut seen = Vec::new();
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_gets_its_share() {
+    fn sequences_are_divided_evenly_among_threads() {
         let all: Vec<usize> = (0..16).rev().collect();
         assert_eq!(cut(&all, 2), Some(vec![8, 8]));
         assert_eq!(cut(&all, 3), Some(vec![6, 5, 5]));
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_shared_out_stays_whole() {
+    fn a_batch_that_cannot_be_divided_evenly_stays_whole() {
         assert_eq!(cut(&[], 2), None);
         assert_eq!(cut(&[3], 2), None);
         assert_eq!(cut(&[3, 3, 3, 3], 2), None, "one sequence");

@@ -1,4 +1,4 @@
-//! What the unit tests share: random numbers and tensors.
+//! Helpers of the unit tests: random numbers, tensors and thread pools.
 
 use metal_attention_gguf::{GgufFile, GgufWriter, Metadata, Tensor, TensorDecl, TensorType};
 
@@ -40,7 +40,7 @@ pub(crate) fn tensor(ty: TensorType, n_in: usize, n_out: usize, bytes: &[u8]) ->
     file.tensor("w").expect("the tensor just written").clone()
 }
 
-/// `tensor` as the kernels take it.
+/// `tensor` prepared for the kernels.
 pub(crate) fn matrix(pool: &ThreadPool, tensor: &Tensor, exact: bool) -> WeightMatrix {
     WeightMatrix::new(pool, &mut PackedMemory::default(), tensor, exact).expect("memory")
 }

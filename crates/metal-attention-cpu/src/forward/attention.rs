@@ -1,4 +1,8 @@
-//! Attention: queries, keys and values of all tokens, the KV cache, weighted values.
+//! Softmax attention: from `normed` to `mixer_out`, `[n_tokens, n_head * head_dim]`.
+//!
+//! First the projections of all tokens, the norms of queries and keys and RoPE; keys and values go to the KV cache
+//! (`project_and_cache`). Then split-KV attention over the cache: the positions of a sequence are divided into splits of
+//! [`SPLIT`], every split is a task, and the partial results are merged (`attend`). Latent attention uses `attend`, too.
 
 use metal_attention_model::{
     AttentionSpec, AttentionWeights, BatchToken, KvSource, Mask, NormOver, NormWeights, Positions, QkNorm, alibi_slopes,
@@ -13,20 +17,28 @@ use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 use crate::simd::Isa;
 
-/// What the kernel needs to know of attention, latent or not.
+/// The parameters of `softmax(q K^T) V`, of plain or latent attention.
 pub(super) struct AttentionParams<'a> {
+    /// Query heads.
     pub(super) n_head: usize,
+    /// KV heads; `n_head / n_head_kv` query heads share one.
     pub(super) n_head_kv: usize,
+    /// Elements of a query and of a key.
     pub(super) key_dim: usize,
+    /// Elements of a value and of a head's result.
     pub(super) value_dim: usize,
+    /// The positions that a token attends to.
     pub(super) mask: Mask,
+    /// Scores become `cap * tanh(score / cap)`.
     pub(super) soft_cap: Option<f32>,
-    /// How much each head's scores fall with the distance, `[n_head]`.
+    /// ALiBi: what is subtracted from a score for each position of distance, `[n_head]`; empty without ALiBi.
     pub(super) slopes: Vec<f32>,
+    /// Attention sinks: of each head a score without a value, `[n_head]`.
     pub(super) sinks: Option<&'a [f32]>,
 }
 
 impl<'a> AttentionParams<'a> {
+    /// The parameters of attention with an ordinary KV cache.
     pub(super) fn new(a: &AttentionSpec, w: &'a AttentionWeights<PreparedLinear>) -> Self {
         let slopes = match a.positions {
             Positions::None | Positions::Rope(_) => Vec::new(),
@@ -46,7 +58,9 @@ impl<'a> AttentionParams<'a> {
 }
 
 impl MicroBatchRun<'_> {
-    /// Q, K and V of all tokens; K and V go to the cache where the layer has its own.
+    /// Computes Q, K and V of all tokens from `normed`: projections with biases, norms, RoPE, and the scale of the scores, which
+    /// Q is multiplied by. Q stays in `q`, its gates in `q_and_gate`; K and V are stored in `cache` where the layer owns it.
+    /// A layer that shares another layer's cache computes Q only.
     pub(super) fn project_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
@@ -136,7 +150,7 @@ impl MicroBatchRun<'_> {
                 let page = pages.page(cache.group, seq, pos);
                 for h in 0..a.n_head_kv {
                     let (key, value) = (&k[h * dim..][..dim], &v[h * dim..][..dim]);
-                    // SAFETY: each token owns its lane of the keys and its row of the values.
+                    // SAFETY: each token owns its lane of the cached keys and its row of the cached values.
                     isa.run(unsafe { StoreKeyValue::new(cache, page, h, pos, key, value) });
                 }
             }
@@ -144,18 +158,19 @@ impl MicroBatchRun<'_> {
         self.lap("rope_kv_append");
     }
 
-    /// Attention of all tokens' queries over the cache.
+    /// Attention of the queries `q`, `[n_tokens, n_head * key_dim]`, over the cache, to `mixer_out`,
+    /// `[n_tokens, n_head * value_dim]`. `tokens` are those of the rows of `q`; their keys and values are in the cache.
     pub(super) fn attend<E: CacheElement>(
         &mut self,
         a: &AttentionParams<'_>,
         cache: &SharedKvCache<'_, E>,
         tokens: &[BatchToken],
     ) {
-        /// Tokens of one task at most: enough to reuse keys and values from L1.
+        /// The most tokens of one task: enough to reuse keys and values from L1.
         const TILE_TOKENS: usize = 8;
-        /// Floats of split results held at once.
+        /// The most floats of partial results in memory at a time; longer work is done in several rounds.
         const MAX_PARTIAL: usize = 1 << 20;
-        /// Some neighbouring tokens of one sequence, and the splits that these see.
+        /// Consecutive tokens of one sequence, and the splits with positions that one of them attends to.
         #[derive(Clone, Copy)]
         struct QueryTile {
             first_token: usize,
@@ -163,11 +178,14 @@ impl MicroBatchRun<'_> {
             first_split: usize,
             n_splits: usize,
         }
-        /// A tile, KV head and split. The tile's results for the head are at `base`, rows of `n_splits` parts.
+        /// The work of one task: the queries of a tile that share a KV head, against one split.
         struct SplitTask {
             tile: QueryTile,
+            /// The KV head.
             head: usize,
+            /// The split, counted from the tile's first one.
             split: usize,
+            /// The index of the first partial result of this tile and head; `[n_tokens * group, n_splits]` of them follow.
             base: usize,
         }
 
@@ -203,13 +221,13 @@ impl MicroBatchRun<'_> {
             s.max_sum.resize(base, [0.0; 2]);
             let (partial, max_sum) = (SharedMut::new(&mut s.partial), SharedMut::new(&mut s.max_sum));
             let att = SharedMut::new(&mut s.mixer_out);
-            let join =
+            let merge =
                 |&SplitTask { tile: QueryTile { first_token, n_tokens, n_splits, .. }, head, base, .. }: &SplitTask| {
                     for row in 0..n_tokens * group {
                         let (t, h) = (first_token + row / group, head * group + row % group);
                         let at = base + row * n_splits;
                         let sink = a.sinks.map(|sinks| sinks[h]);
-                        // SAFETY: each (token, head) is joined once, after all of its splits.
+                        // SAFETY: each (token, head) is merged once, after all of its splits.
                         unsafe {
                             let out = att.slice((t * a.n_head + h) * dim, dim);
                             let partial = partial.slice(at * len, n_splits * len);
@@ -238,24 +256,25 @@ impl MicroBatchRun<'_> {
                     })
                     .collect();
                 let (seq, start) = (tokens[first_token].seq, (first_split + split) * SPLIT);
-                // SAFETY: the queries' results are this task's own; the cache holds every position that they see.
+                // SAFETY: no other task writes these queries' results; the cache contains every position that they see.
                 isa.run(unsafe {
                     Attention::new(cache, head, pages.pages(cache.group, seq), &queries, a.soft_cap, start)
                 });
+                // With one split there is nothing to wait for; otherwise the merges are a parallel region of their own.
                 if n_splits == 1 {
-                    join(&tasks[i]);
+                    merge(&tasks[i]);
                 }
             };
             self.pool.for_each_if(work >= MIN_WORK, tasks.len(), &attend);
-            let heads: Vec<_> = tasks.iter().filter(|task| task.tile.n_splits > 1 && task.split == 0).collect();
-            self.pool.for_each_if(tokens.len() > 1, heads.len(), &|i| join(heads[i]));
+            let merges: Vec<_> = tasks.iter().filter(|task| task.tile.n_splits > 1 && task.split == 0).collect();
+            self.pool.for_each_if(tokens.len() > 1, merges.len(), &|i| merge(merges[i]));
         }
         self.lap("attention");
     }
 }
 
 impl MicroBatchRun<'_> {
-    /// Each head's result times the sigmoid of its gate, where heads have one.
+    /// Multiplies each head's result in `mixer_out` by the sigmoid of its gate; nothing where the layer has no output gates.
     pub(super) fn gate_heads(&mut self, a: &AttentionSpec) {
         if !a.output_gate {
             return;
@@ -276,26 +295,30 @@ impl MicroBatchRun<'_> {
     }
 }
 
-/// Normalises a row of queries or keys, heads of `dim`.
+/// Normalises one token's row of queries or keys, whose heads have `dim` elements, in place.
 fn normalize_heads(isa: Isa, norm: QkNorm, weights: &NormWeights, dim: usize, row: &mut [f32]) {
     let QkNorm { kind, eps, over, after_rope: _ } = norm;
     match over {
+        // One norm over all heads together.
         NormOver::Row => {
             let x = row.to_vec();
             normalize_row(isa, kind, eps, weights, &x, row);
         }
+        // A norm of each head, with the same weights for all.
         NormOver::Head | NormOver::Unweighted => {
             for head in row.chunks_exact_mut(dim) {
                 let x = head.to_vec();
                 normalize_row(isa, kind, eps, weights, &x, head);
             }
         }
+        // A norm of each head, with weights of its own.
         NormOver::EachHead => {
             for (h, head) in row.chunks_exact_mut(dim).enumerate() {
-                let part = |all: &[f32]| all[h * dim..][..dim].to_vec();
-                let own = NormWeights { weight: part(&weights.weight), bias: weights.bias.as_deref().map(part) };
+                let of_head = |all: &[f32]| all[h * dim..][..dim].to_vec();
+                let weights =
+                    NormWeights { weight: of_head(&weights.weight), bias: weights.bias.as_deref().map(of_head) };
                 let x = head.to_vec();
-                normalize_row(isa, kind, eps, &own, &x, head);
+                normalize_row(isa, kind, eps, &weights, &x, head);
             }
         }
     }

@@ -1,4 +1,8 @@
-//! RWKV's channel mix.
+//! RWKV's channel mix: the feed-forward of an RWKV layer, `value(relu(key(x_k))^2)`, in RWKV-6 times
+//! `sigmoid(receptance(x_r))`.
+//!
+//! Its inputs `x_k` and `x_r` are interpolated between a token and the token before it (token shift), so it has a recurrent
+//! state: the input of the sequence's last token.
 
 use metal_attention_model::{Activation, BatchToken, ChannelMixSpec, ChannelMixWeights};
 
@@ -10,34 +14,36 @@ use crate::kernels::recurrent::time_mix::{ApplyNonlinearity, Nonlinearity};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
-/// Where a channel mix stands in its model.
+/// The layer of a feed-forward.
 pub(super) struct LayerContext {
+    /// The layer's index.
     pub(super) layer: usize,
-    /// Where its part of the layer's state begins, after the mixer's.
+    /// The first element of the feed-forward's state in the layer's state, which begins with that of the mixer.
     pub(super) state_start: usize,
-    /// Whether this is the last layer, which drops the rows that nobody asked for.
+    /// Whether this is the last layer, which drops the rows of tokens that are not requested.
     pub(super) last: bool,
 }
 
-/// Inputs that the token shift makes of one.
+// The indices of the token shift's results: inputs of the keys and of the receptances.
 const K: usize = 0;
 const R: usize = 1;
 
 impl MicroBatchRun<'_> {
-    /// The channel mix of the normalised state `h`, added to `x`, or instead of what `result` was; the states of the tokens'
-    /// sequences go on to the inputs of the last ones.
+    /// The channel mix of `normed`, added to `x` where `to_x` is set, otherwise written to `branch_out`. Updates the states of
+    /// the tokens' sequences. In the last layer it reduces `tokens` and all buffers to the requested ones; where none is left,
+    /// it stops after the states.
     pub(super) fn channel_mix(
         &mut self,
         context: &LayerContext,
         spec: &ChannelMixSpec,
         w: &ChannelMixWeights<PreparedLinear>,
         tokens: &mut Vec<BatchToken>,
-        to_stream: bool,
+        to_x: bool,
     ) {
         let &ChannelMixSpec { n_embd, width, gated: _ } = spec;
         let &LayerContext { layer, state_start, last } = context;
         let state = state_start..state_start + n_embd;
-        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, wanted_only: last }, tokens);
+        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, requested_only: last }, tokens);
         if last {
             self.drop_unrequested_rows(tokens);
         }
@@ -66,15 +72,15 @@ impl MicroBatchRun<'_> {
             isa.run(Activate { activation: Activation::ReluSquared, gate, up: None });
         });
         self.lap("ffn_activation");
-        self.product(&w.value, ProductInput::Gate, to_stream && w.receptance.is_none());
+        self.project(&w.value, ProductInput::Gate, to_x && w.receptance.is_none());
         self.lap("matmul_down");
         if w.receptance.is_some() {
-            self.gate_channels(n_embd, to_stream);
+            self.gate_channels(n_embd, to_x);
         }
     }
 
-    /// `x += sigmoid(up) result`, or `result *= sigmoid(up)`.
-    fn gate_channels(&mut self, n_embd: usize, to_stream: bool) {
+    /// `x += sigmoid(up) * branch_out` where `to_x` is set, otherwise `branch_out *= sigmoid(up)`.
+    fn gate_channels(&mut self, n_embd: usize, to_x: bool) {
         let s = &mut *self.scratch;
         let n_rows = s.x.len() / n_embd;
         let isa = self.isa;
@@ -86,7 +92,7 @@ impl MicroBatchRun<'_> {
             let (gate, result, x) = unsafe { (gate.slice(at, n_embd), result.slice(at, n_embd), x.slice(at, n_embd)) };
             isa.run(ApplyNonlinearity { x: &mut *gate, nonlinearity: Nonlinearity::Sigmoid });
             for ((x, result), gate) in x.iter_mut().zip(result).zip(gate) {
-                if to_stream {
+                if to_x {
                     *x += *gate * *result;
                 } else {
                     *result *= *gate;

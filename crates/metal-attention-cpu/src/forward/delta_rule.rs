@@ -1,4 +1,8 @@
-//! The gated delta rule: projections, convolution, gates, the recurrence, and the gated norm of its result.
+//! The gated delta rule (Gated `DeltaNet`, Kimi Delta Attention): from `normed` to `mixer_out`, `[n_tokens, n_values]`.
+//!
+//! The projections of all tokens come first. Then each key head is a task: it takes blocks of tokens through the convolution,
+//! the L2 norms, the recurrence of its value heads, and their gated norm, so that the values between these steps stay in the
+//! core's cache. The state of a key head and its value heads is read and written by that task alone.
 
 use metal_attention_model::{BatchToken, DeltaGates, DeltaRuleSpec, DeltaRuleWeights, NormKind};
 
@@ -13,32 +17,32 @@ use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::shared::SharedMut;
 
-/// Tokens that a task takes through all steps at once: what lies between these stays in its cache.
+/// Tokens that a task takes through all steps at a time.
 const BLOCK: usize = 16;
 
-/// What lies between the projections and the recurrence.
+/// Buffers of the delta rule.
 #[derive(Default)]
 pub(super) struct DeltaScratch {
-    /// What beta comes of, `[n_tokens, n_head_v]`.
+    /// The projection that beta is the sigmoid of, `[n_tokens, n_head_v]`.
     beta: Vec<f32>,
-    /// What the decay comes of, `[n_tokens, n_decays]`.
+    /// The projection that the decay is computed from, `[n_tokens, n_decays]`.
     decay: Vec<f32>,
-    /// What decay and gate have before them, `[n_tokens, rank]` of each one after the other.
+    /// Where decay and output gate are low-rank: the results of their down projections, `[2, n_tokens, rank]`, decay first.
     before: Vec<f32>,
-    /// Of each task queries, keys and values after the convolution, `[BLOCK, key_dim]` twice and `[BLOCK, value_dim]`, betas,
-    /// `[BLOCK]`, and decays, `[BLOCK]` or `[BLOCK, key_dim]`.
+    /// The work area of each task: queries and keys after the convolution, `[BLOCK, key_dim]` each, values,
+    /// `[BLOCK, value_dim]`, betas, `[BLOCK]`, and decays, `[BLOCK]` or `[BLOCK, key_dim]`.
     blocks: Vec<f32>,
 }
 
 impl DeltaScratch {
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         [&self.beta, &self.decay, &self.before, &self.blocks].iter().map(|v| 4 * v.capacity()).sum()
     }
 }
 
 impl MicroBatchRun<'_> {
-    /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
-    /// after them.
+    /// The mixer from `normed` up to `mixer_out`, `[n_tokens, n_values]`. Updates the states of the tokens' sequences.
     pub(super) fn delta_rule(
         &mut self,
         layer: usize,
@@ -58,13 +62,13 @@ impl MicroBatchRun<'_> {
         let (states, segments) = (self.states, self.pages.segments(tokens));
         let of_head = state_of_head(spec);
         self.pool.for_each(spec.n_head_k, &|head| {
-            // SAFETY: the task's own block.
+            // SAFETY: each task has a work area of its own.
             let block = unsafe { blocks.slice(head * of_block, of_block) };
             let mut task = KeyHeadTask { isa: self.isa, spec, w, inputs, head, block, out: &out };
             let mut first = 0;
             for segment in segments {
-                // SAFETY: the task has the state of this key head and its value heads for itself, and goes through the
-                // segments in order.
+                // SAFETY: only this task accesses the state of this key head and its value heads, and the
+                // segments come in order.
                 let (before, after) =
                     unsafe { states.source_and_target(layer, segment, head * of_head..(head + 1) * of_head) };
                 task.segment(first, segment.n, before, after);
@@ -74,7 +78,8 @@ impl MicroBatchRun<'_> {
         self.lap("delta_rule");
     }
 
-    /// Queries, keys, values, and what the gates come of, of all `n` tokens.
+    /// The projections of all `n` tokens: queries to `q`, keys to `k`, values to `v`, the output gate to `gate`, and the inputs
+    /// of beta and the decay.
     fn project(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
         let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
         self.observe(&[&w.q, &w.k, &w.v, &w.beta], ProductInput::Normed);
@@ -120,23 +125,24 @@ impl MicroBatchRun<'_> {
     }
 }
 
-/// The state of one key head and its value heads: the last inputs of the convolution, `[n_tap - 1, key_dim]` of queries and
-/// of keys and `[n_tap - 1, value_dim]` of each value head, then the matrix of each value head.
+/// State elements of one key head and its value heads: the last inputs of the convolution, `[n_tap - 1, key_dim]` of queries,
+/// the same of keys, and `[n_tap - 1, value_dim]` of each value head; then the matrix of each value head,
+/// `[key_dim, value_dim]`.
 fn state_of_head(spec: &DeltaRuleSpec) -> usize {
     spec.state_elements() / spec.n_head_k
 }
 
-/// Floats that a task works in.
+/// Floats of a task's work area.
 fn block_elements(spec: &DeltaRuleSpec) -> usize {
     BLOCK * (2 * spec.key_dim + spec.value_dim + 1 + n_decay(spec))
 }
 
-/// Decays of a value head and token: one, or one of each channel of the key.
+/// Decays of one value head and token: 1, or `key_dim` where each channel of the key has its own.
 fn n_decay(spec: &DeltaRuleSpec) -> usize {
     spec.n_decays() / spec.n_head_v
 }
 
-/// What the projections gave, a row for each token.
+/// The results of the projections, a row for each token.
 #[derive(Clone, Copy)]
 struct ProjectedInputs<'a> {
     q: &'a [f32],
@@ -147,19 +153,23 @@ struct ProjectedInputs<'a> {
     decay: &'a [f32],
 }
 
-/// A key head with the value heads that read it, of all tokens.
+/// The work of one task: a key head with the value heads that read it, for all tokens.
 struct KeyHeadTask<'a, 'b> {
     isa: crate::simd::Isa,
     spec: &'a DeltaRuleSpec,
     w: &'a DeltaRuleWeights<PreparedLinear>,
     inputs: ProjectedInputs<'a>,
+    /// The key head.
     head: usize,
+    /// The work area, `[block_elements]`.
     block: &'a mut [f32],
+    /// `mixer_out`, `[n_tokens, n_values]`, of which the task writes the columns of its value heads.
     out: &'a SharedMut<'b, f32>,
 }
 
 impl KeyHeadTask<'_, '_> {
-    /// `n` tokens from `first` on, which go on from the state `before`, or from what `after` holds.
+    /// Computes tokens `first..first + n`, consecutive ones of one sequence. The state before them is `before` or, where that
+    /// is `None`, in `after`; the state after them is written to `after`.
     fn segment(&mut self, first: usize, n: usize, before: Option<&[f32]>, after: &mut [f32]) {
         let spec = self.spec;
         let of_matrix = spec.key_dim * spec.value_dim;
@@ -170,7 +180,7 @@ impl KeyHeadTask<'_, '_> {
         }
         for start in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - start);
-            // Where the matrices before the first token lie.
+            // The first block reads the matrices in `before` and writes those in `after`; the others update these.
             let before = before.filter(|_| start == 0).map(|before| &before[inputs.len()..]);
             self.convolve_keys(first + start, count, inputs);
             for i in 0..spec.n_shared() {
@@ -181,7 +191,8 @@ impl KeyHeadTask<'_, '_> {
         }
     }
 
-    /// The block's queries and keys: convolution, norm, and the queries' scale.
+    /// The queries and keys of a block: convolution, L2 norm, and the scale `1 / sqrt(key_dim)` of the queries.
+    /// `state`: the convolution's last inputs, updated.
     fn convolve_keys(&mut self, first: usize, count: usize, state: &mut [f32]) {
         let DeltaRuleSpec { key_dim, n_tap, eps, .. } = *self.spec;
         let (channel, n_keys) = (self.head * key_dim, self.spec.n_keys());
@@ -200,7 +211,9 @@ impl KeyHeadTask<'_, '_> {
         }
     }
 
-    /// The `i`-th value head of the block, up to its gated norm.
+    /// The key head's `i`-th value head for one block of tokens: convolution, recurrence and gated norm. `state`: the last
+    /// inputs of the convolution, updated. `before`: the matrix before the block, where it is not in `matrix`; `matrix`: the
+    /// matrix after it.
     fn value_head(
         &mut self,
         first: usize,
@@ -235,7 +248,7 @@ impl KeyHeadTask<'_, '_> {
         let (v, beta) = (rows(v, count, value_dim), rows(betas, count, 1));
         let before = before.map(|before| StridedRows::new(before, key_dim, value_dim, value_dim));
         let state = StridedRowsMut::new(matrix, key_dim, value_dim, value_dim);
-        // SAFETY: nobody else writes this head's results of these tokens.
+        // SAFETY: only this task accesses this head's columns of the output.
         let result = unsafe { StridedRowsMut::shared(self.out, out, count, value_dim, n_values) };
         for (t, x) in decays.chunks_exact_mut(n_decay).take(count).enumerate() {
             let at = ((first + t) * n_head_v + head) * n_decay;
@@ -243,7 +256,8 @@ impl KeyHeadTask<'_, '_> {
             self.isa.run(Decays { x, bias: &self.w.dt_bias[head * n_decay..][..n_decay], a: self.w.a[head] });
         }
         let decay = rows(decays, count, n_decay);
-        // That of the next key head lies behind the inputs of its convolution, too; those are few.
+        // A hint for prefetching: the next value head's matrix follows at this distance. Where it belongs to the next key head,
+        // the inputs of a convolution lie between; they are few, so most of the prefetched lines are still the right ones.
         let more = self.head + 1 < n_head_k || i + 1 < self.spec.n_shared();
         let next = more.then_some(key_dim * value_dim);
         run_tokens(self.isa, &DeltaRule { q, k, v, decay, beta, before, next, state, out: result });
@@ -253,7 +267,7 @@ impl KeyHeadTask<'_, '_> {
         };
         for t in 0..count {
             let gate = &self.inputs.gate[out + t * n_values..][..value_dim];
-            // SAFETY: as above, and the recurrence is through with them.
+            // SAFETY: as above; the recurrence has returned.
             let out = unsafe { self.out.slice(out + t * n_values, value_dim) };
             let norm = HeadNorm { kind: NormKind::Rms, weight: &self.w.norm, bias: None, eps };
             self.isa.run(HeadOutput { out, norm: Some(norm), bonus: None, gate: Some((kind, gate)) });
@@ -261,23 +275,27 @@ impl KeyHeadTask<'_, '_> {
     }
 }
 
-/// The first `n` rows of a block, one after the other.
+/// The first `n` rows of a part of the work area, contiguous.
 fn rows(block: &[f32], n: usize, width: usize) -> StridedRows<'_> {
     StridedRows::new(block, n, width, width)
 }
 
-/// Some channels of what a projection gave.
+/// The channels of one head in the input of the convolution.
 struct ConvChannels<'a> {
-    /// `[n_tokens, width]`
+    /// The projection, `[n_tokens, width]`.
     x: &'a [f32],
+    /// Columns of `x`.
     width: usize,
-    /// The first of `dim` channels, in a row of `x` and in one of the taps.
+    /// The head's first column in `x`.
     channel: usize,
+    /// The head's first column in the weights of the convolution, where queries, keys and values lie side by side.
     tap: usize,
+    /// Channels of the head.
     dim: usize,
 }
 
-/// The convolution of `count` tokens from `first` on, `[count, dim]`; `state` holds the inputs before them.
+/// The convolution with SiLU of tokens `first..first + count`, to `out`, `[count, dim]`. `state`: the last inputs before these
+/// tokens, `[n_tap - 1, dim]`, updated.
 #[expect(clippy::too_many_arguments)]
 fn convolve(
     isa: crate::simd::Isa,

@@ -1,5 +1,8 @@
-//! Mixtures of experts: each token goes to a few of many feed-forwards. Only the chosen ones are read; the tokens of a batch
-//! are sorted by expert, so that each is read once.
+//! Mixtures of experts: the router assigns each token to a few experts; the result is the weighted sum of these, plus a shared
+//! expert where the model has one.
+//!
+//! The assignments of a micro-batch are sorted by expert, so that the weights of each chosen expert are read once (a grouped
+//! GEMM) and those of the others not at all.
 
 use metal_attention_model::{Experts, ExpertsWeights, Norm};
 
@@ -10,43 +13,49 @@ use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::shared::SharedMut;
 
-/// Activations of experts.
+/// Buffers of a mixture of experts. The experts' width is `n_embd`, or `latent` where the model projects their input to
+/// fewer elements.
 #[derive(Default)]
 pub(super) struct ExpertScratch {
     /// The router's products, `[n_tokens, n_expert]`.
     scores: Vec<f32>,
-    /// The input of router or experts, where it is not the normalised state, `[n_tokens, n_embd]`, or as wide as experts are.
+    /// The input of the router, then of the experts, where that is not `normed`, `[n_tokens, n_embd]` or `[n_tokens, width]`;
+    /// also the target of the norm or projection of `sum`.
     input: Vec<f32>,
-    /// Rows of the input sorted by expert, `[n_tokens * n_used, n_embd]`.
+    /// The input rows of all assignments, sorted by expert, `[n_tokens * n_used, width]`.
     sorted: Vec<f32>,
-    /// What the experts give, `[n_tokens * n_used, n_embd]`.
+    /// The down projection of all assignments, `[n_tokens * n_used, width]`.
     down: Vec<f32>,
-    /// Their weighted sums, `[n_tokens, n_embd]`.
+    /// The weighted sum of each token's experts, `[n_tokens, width]`, later `[n_tokens, n_embd]`.
     sum: Vec<f32>,
 }
 
 impl ExpertScratch {
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         let all = [&self.scores, &self.input, &self.sorted, &self.down, &self.sum];
         all.iter().map(|v| 4 * v.capacity()).sum()
     }
 }
 
-/// A token at one of its experts.
+/// One token's use of one expert.
 #[derive(Clone, Copy)]
 struct Assignment {
+    /// The token's row in the micro-batch.
     token: usize,
+    /// The expert's index.
     expert: usize,
+    /// The router's weight of the expert's result.
     weight: f32,
 }
 
 impl MicroBatchRun<'_> {
-    /// The weighted experts of the normalised state `h`, and what all tokens go through besides.
-    pub(super) fn experts(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, to_stream: bool) {
+    /// The mixture of experts of `normed`, and the shared expert; written to `branch_out`, and added to `x` where `to_x` is set.
+    pub(super) fn experts(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, to_x: bool) {
         let n_embd = self.spec.n_embd;
         let n_tokens = self.scratch.x.len() / n_embd;
         let mut assignments = self.route(e, w, n_tokens);
-        // By expert; a token's own stay in the order of its choice, for its sum.
+        // The sort is stable, so each token's experts are summed up in a fixed order whatever the batch contains.
         assignments.sort_by_key(|assignment| assignment.expert);
         self.expert_input(e, w);
         self.evaluate_experts(e, w, &assignments, n_tokens);
@@ -71,18 +80,18 @@ impl MicroBatchRun<'_> {
         }
         let s = &mut *self.scratch;
         add(&mut s.branch_out, &s.experts.sum);
-        if to_stream {
+        if to_x {
             add(&mut s.x, &s.branch_out);
         }
         self.lap("experts_sum");
     }
 
-    /// Which experts each token goes to, in the order of tokens and choices.
+    /// Chooses the experts of each token; assignments in the order of tokens, and of a token in the order of its choices.
     fn route(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Assignment> {
         let n_embd = self.spec.n_embd;
         let s = &mut *self.scratch;
         if let (Some(own), Some(factors)) = (&e.own_norms, &w.router_scale) {
-            // rms(x) / sqrt(n_embd) * scale
+            // The router's input is rms(x) / sqrt(n_embd) * scale.
             let factor = 1.0 / (n_embd as f32).sqrt();
             let weight: Vec<f32> = factors.iter().map(|s| s * factor).collect();
             resize(&mut s.experts.input, s.x.len());
@@ -108,7 +117,8 @@ impl MicroBatchRun<'_> {
         assignments
     }
 
-    /// The experts' input goes to `experts.input`, where it is not `h`.
+    /// Writes the experts' input to `experts.input` where it is not `normed`: `x` with a norm of its own, or the projection of
+    /// `normed` to the experts' width.
     fn expert_input(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
         if let (Some(own), Some([input, _, _])) = (&e.own_norms, &w.own_norms) {
             let s = &mut *self.scratch;
@@ -125,7 +135,7 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// The experts' sum, as wide as the stream again.
+    /// Projects the experts' sum back to `n_embd` elements.
     fn widen_sum(&mut self, up: &PreparedLinear, n_tokens: usize) {
         let s = &mut *self.scratch;
         if let Some(observer) = &mut self.observer {
@@ -139,7 +149,7 @@ impl MicroBatchRun<'_> {
         self.lap("matmul_experts_latent");
     }
 
-    /// `down(activation(gate(x)) * up(x))` of every assignment, to `experts.down`.
+    /// `down(activation(gate(x)) * up(x))` of every assignment, to `experts.down`. `assignments` are sorted by expert.
     fn evaluate_experts(
         &mut self,
         e: &Experts,
@@ -151,7 +161,7 @@ impl MicroBatchRun<'_> {
         let runs: Vec<_> = assignments.chunk_by(|a, b| a.expert == b.expert).collect();
         let s = &mut *self.scratch;
         let input = if e.own_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.normed };
-        // A single token's row need not be sorted: all its experts read it.
+        // All experts of a single token read the same row, so none has to be copied.
         let one = n_tokens == 1 && !e.router.weight_input;
         if !one {
             resize(&mut s.experts.sorted, assignments.len() * n_in);
@@ -233,7 +243,7 @@ impl MicroBatchRun<'_> {
         self.lap("matmul_experts_down");
     }
 
-    /// `experts.sum`: of each token the weighted sum of its assignments, in the order of the choice.
+    /// `experts.sum`: the weighted sum of each token's assignments.
     fn sum_assignments(
         &mut self,
         e: &Experts,
@@ -265,7 +275,7 @@ impl MicroBatchRun<'_> {
         });
     }
 
-    /// Gate and norm of what all tokens went through, in `result`.
+    /// Applies the gate and the norm of the shared expert to its result in `branch_out`.
     fn scale_shared(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
         let n_embd = self.spec.n_embd;
         let s = &mut *self.scratch;

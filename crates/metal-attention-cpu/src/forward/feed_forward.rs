@@ -1,4 +1,4 @@
-//! Feed-forwards that are the same for all tokens.
+//! The feed-forward of a layer: which kind it is, and the dense one, `down(activation(gate(x)) * up(x))`.
 
 use metal_attention_model::{BatchToken, Dense, DenseWeights, FeedForward, FeedForwardWeights};
 
@@ -10,21 +10,22 @@ use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
 impl MicroBatchRun<'_> {
-    /// The feed-forward of the normalised state `h`, added to `x`, or instead of what `result` was; whether there is one.
-    /// One with a state, in the last layer, leaves only the tokens that are wanted.
+    /// The feed-forward of `normed`, `[n_tokens, n_embd]`: added to `x` where `to_x` is set, otherwise written to `branch_out`.
+    /// Returns false, and does nothing, where the layer has none. A channel mix in the last layer reduces `tokens` to the
+    /// requested ones.
     pub(super) fn feed_forward(
         &mut self,
         context: &LayerContext,
         spec: &FeedForward,
         w: &FeedForwardWeights<PreparedLinear>,
         tokens: &mut Vec<BatchToken>,
-        to_stream: bool,
+        to_x: bool,
     ) -> bool {
         match (spec, w) {
-            (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_stream),
-            (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_stream),
+            (FeedForward::Dense(dense), FeedForwardWeights::Dense(w)) => self.dense(dense, w, to_x),
+            (FeedForward::Experts(experts), FeedForwardWeights::Experts(w)) => self.experts(experts, w, to_x),
             (FeedForward::ChannelMix(mix), FeedForwardWeights::ChannelMix(w)) => {
-                self.channel_mix(context, mix, w, tokens, to_stream);
+                self.channel_mix(context, mix, w, tokens, to_x);
             }
             (FeedForward::None, FeedForwardWeights::None) => return false,
             (
@@ -40,10 +41,11 @@ impl MicroBatchRun<'_> {
         true
     }
 
-    /// `down(activation(gate(h)) * up(h))`.
-    pub(super) fn dense(&mut self, dense: &Dense, w: &DenseWeights<PreparedLinear>, to_stream: bool) {
+    /// `down(activation(gate(normed)) * up(normed))`, without a gate `down(activation(up(normed)))`; the result as of
+    /// [`feed_forward`](Self::feed_forward).
+    pub(super) fn dense(&mut self, dense: &Dense, w: &DenseWeights<PreparedLinear>, to_x: bool) {
         let n_ff = dense.n_ff;
-        // Without a gate the activation is that of up, which takes its place.
+        // Without a gate projection the buffer `gate` gets the up projection, which is activated in its place.
         let first = w.gate.as_ref().unwrap_or(&w.up);
         let second = w.gate.as_ref().map(|_| &w.up);
         match second {
@@ -77,7 +79,7 @@ impl MicroBatchRun<'_> {
             isa.run(Activate { activation, gate, up });
         });
         self.lap("ffn_activation");
-        self.product(&w.down, ProductInput::Gate, to_stream);
+        self.project(&w.down, ProductInput::Gate, to_x);
         self.lap("matmul_down");
     }
 }

@@ -1,5 +1,10 @@
-//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). The cache holds one compressed row a token,
-//! which is key and value of all heads; the keys' expansion is taken into the query, that of the values follows attention.
+//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): from `normed` to `mixer_out`,
+//! `[n_tokens, n_head * value_dim]`.
+//!
+//! The KV cache contains one compressed row per token, `[kv_rank + n_rot]`, the key of all heads; its first `kv_rank` elements
+//! are their value. The up projection of the keys (`k_b`) is applied to the queries instead, that of the values (`v_b`) to the
+//! result of attention, so the cache is never expanded. `n_rot` is the number of rotated elements, `n_nope` of those that are
+//! not rotated.
 
 use metal_attention_model::{BatchToken, LatentAttentionSpec, LatentAttentionWeights, Mask, Norm, NormKind};
 
@@ -11,21 +16,24 @@ use crate::kv_cache::{CacheElement, SharedKvCache, StoreKeyValue};
 use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 
-/// Activations of latent attention.
+/// Buffers of latent attention.
 #[derive(Default)]
 pub(super) struct LatentScratch {
-    /// Compressed queries, `[n_tokens, q_rank]`, before and after their norm.
+    /// Compressed queries, `[n_tokens, q_rank]`.
     q_a: Vec<f32>,
+    /// Compressed queries after their norm, `[n_tokens, q_rank]`.
     q_a_normed: Vec<f32>,
-    /// Queries, `[n_tokens, n_head, n_nope + shared_dim]`.
+    /// Queries, `[n_tokens, n_head, n_nope + n_rot]`.
     q: Vec<f32>,
-    /// Of each head the part of the queries that is not rotated, or attention's result, `[n_head, n_tokens, ..]`.
+    /// The input of the per-head products, head by head: the queries' elements that are not rotated,
+    /// `[n_head, n_tokens, n_nope]`, then the result of attention, `[n_head, n_tokens, kv_rank]`.
     by_head: Vec<f32>,
-    /// What a head's matrix makes of it, `[n_head, n_tokens, ..]`.
+    /// The result of the per-head products: `[n_head, n_tokens, kv_rank]`, then `[n_head, n_tokens, value_dim]`.
     expanded: Vec<f32>,
 }
 
 impl LatentScratch {
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         let all = [&self.q_a, &self.q_a_normed, &self.q, &self.by_head, &self.expanded];
         all.iter().map(|v| 4 * v.capacity()).sum()
@@ -33,7 +41,8 @@ impl LatentScratch {
 }
 
 impl MicroBatchRun<'_> {
-    /// Queries of all tokens, to `q`, over compressed rows; these go to the cache.
+    /// Computes the queries of all tokens to `q`, `[n_tokens, n_head, kv_rank + n_rot]`, and stores their compressed rows in
+    /// `cache`.
     pub(super) fn compress_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,
@@ -83,7 +92,7 @@ impl MicroBatchRun<'_> {
         }
         self.lap("matmul_qkv");
 
-        // Of each head the part that is not rotated, all tokens of a head together.
+        // The elements that are not rotated, all tokens of a head together, for the products with each head's matrix.
         let s = &mut *self.scratch;
         resize(&mut s.latent.by_head, n_head * n_tokens * n_nope);
         for (h, rows) in s.latent.by_head.chunks_exact_mut(n_tokens * n_nope).enumerate() {
@@ -115,13 +124,14 @@ impl MicroBatchRun<'_> {
             normalize_row(self.isa, NormKind::Rms, a.eps, &w.kv_a_norm, &compressed, &mut k[..rank]);
             rotate(t, &mut k[rank..]);
             let page = self.pages.page(cache.group, token.seq, token.pos);
-            // SAFETY: each token has its own lane of the keys and its row of the values.
+            // SAFETY: each token owns its lane of the cached keys and its row of the cached values.
             self.isa.run(unsafe { StoreKeyValue::new(cache, page, 0, token.pos, k, &k[..rank]) });
         }
         self.lap("rope_kv_append");
     }
 
-    /// Attention of all tokens' queries over the compressed rows, to `att` as `[n_tokens, n_head, value_dim]`.
+    /// Attention of the queries `q` over the compressed rows, and the up projection of its result, to `mixer_out`,
+    /// `[n_tokens, n_head, value_dim]`.
     pub(super) fn attend_latent<E: CacheElement>(
         &mut self,
         a: &LatentAttentionSpec,
@@ -159,7 +169,8 @@ impl MicroBatchRun<'_> {
         self.lap("matmul_values");
     }
 
-    /// The product of each head's rows and its own matrix.
+    /// Multiplies each head's rows of `latent.by_head`, `[n_head, n_tokens, n_in]`, by the head's matrix, to
+    /// `latent.expanded`, `[n_head, n_tokens, n_out]`.
     fn by_heads(&mut self, matrices: &[PreparedLinear], n_tokens: usize, n_out: usize) {
         let s = &mut *self.scratch;
         resize(&mut s.latent.expanded, matrices.len() * n_tokens * n_out);

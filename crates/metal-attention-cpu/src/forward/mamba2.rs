@@ -1,4 +1,8 @@
-//! Mamba-2: the input's matrix, a convolution, the state space of each head, a gate and a norm.
+//! Mamba-2: from `normed` to `mixer_out`, `[n_tokens, width]`.
+//!
+//! The input projection gives each token's gate `z`, the channels `x`, `B` and `C` of the convolution, and `dt` of each head,
+//! in this order. After the convolution each head runs its state-space recurrence and is gated; some models then apply a norm
+//! to each group of heads.
 
 use metal_attention_model::{BatchToken, Mamba2Spec, Mamba2Weights};
 
@@ -14,8 +18,7 @@ use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
 impl MicroBatchRun<'_> {
-    /// Mamba-2 up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they
-    /// are after them.
+    /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
     pub(super) fn mamba2(
         &mut self,
         layer: usize,
@@ -69,7 +72,7 @@ impl MicroBatchRun<'_> {
             for segment in segments {
                 let n = segment.n;
                 let (conv, input) = (&conv[first * n_conv..], &input[first * n_in..]);
-                // SAFETY: the task has this head of all states and results for itself, and goes through the segments in
+                // SAFETY: only this task accesses this head of the states and results, and the segments come in
                 // order.
                 let ((before, state), out) = unsafe {
                     let state = states.source_and_target(layer, segment, start..start + of_head);
@@ -88,7 +91,7 @@ impl MicroBatchRun<'_> {
                 };
                 run_tokens(isa, &head);
                 for t in 0..n {
-                    // SAFETY: as above; the head is done.
+                    // SAFETY: as above; the kernel has returned.
                     let out = unsafe { y.slice((first + t) * width + h * head_dim, head_dim) };
                     let gate = &input[t * n_in + h * head_dim..][..head_dim];
                     isa.run(HeadOutput { out, norm: None, bonus: None, gate: Some((Gate::Silu, gate)) });

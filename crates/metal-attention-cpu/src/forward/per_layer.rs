@@ -1,4 +1,5 @@
-//! Embeddings of a token for each layer (Gemma 3n, Gemma 4), which the layer adds to its result.
+//! Per-layer embeddings (Gemma 3n, Gemma 4): besides the token embedding, a token has a small embedding for each layer, which
+//! the layer adds to the residual stream after its feed-forward.
 
 use metal_attention_model::{Activation, BatchToken, LayerWeights, PerLayerEmbedding};
 
@@ -8,7 +9,9 @@ use crate::kernels::matmul::{MatmulOp, embedding, matmul};
 use crate::layers::PreparedLinear;
 
 impl MicroBatchRun<'_> {
-    /// The inputs of every layer: of the token's embedding `x` a projection, of its id a row of a table.
+    /// Computes the per-layer embeddings of all layers to `per_layer`, `[n_tokens, n_layer * width]`: the mean of a normalised
+    /// projection of the token embedding `x` and a row of a table, `(norm(W x / sqrt(n_embd)) + sqrt(width) * table[id]) /
+    /// sqrt(2)`. Nothing where the model has none. Uses `branch_out`.
     pub(super) fn compute_per_layer_inputs(&mut self, tokens: &[BatchToken]) {
         let (Some(spec), Some(w)) = (&self.spec.embedding.per_layer, &self.weights.per_layer) else { return };
         let (n_embd, n_layer) = (self.spec.n_embd, self.spec.n_layer());
@@ -34,11 +37,13 @@ impl MicroBatchRun<'_> {
         self.lap("per_layer_embedding");
     }
 
-    /// `x += norm(proj(gelu(gate(x)) * input))`; with several streams the active one, times a factor, is read, and the others
-    /// get it.
+    /// Adds the per-layer embedding `e` of `layer` at the layer's end: `x += norm(proj(gelu(gate(x)) * e))`.
+    ///
+    /// With several residual streams (Gemma 3n) these are corrected first; `x` is then the active stream times a factor, and
+    /// the result is added to the inactive streams only.
     pub(super) fn add_per_layer_embedding(&mut self, layer: usize, w: &LayerWeights<PreparedLinear>) {
         self.correct_streams(w);
-        let (Some(spec), Some(own)) = (&self.spec.embedding.per_layer, &w.per_layer) else { return };
+        let (Some(spec), Some(weights)) = (&self.spec.embedding.per_layer, &w.per_layer) else { return };
         let (n_embd, n_layer, width) = (self.spec.n_embd, self.spec.n_layer(), spec.width);
         let s = &mut *self.scratch;
         let n_tokens = s.x.len() / n_embd;
@@ -52,21 +57,21 @@ impl MicroBatchRun<'_> {
         resize(&mut s.gate, n_tokens * width);
         let rows = 0..n_tokens;
         let mut products =
-            [MatmulOp { matrix: &own.gate.weight, rows: rows.clone(), y: &mut s.gate, accumulate: false }];
+            [MatmulOp { matrix: &weights.gate.weight, rows: rows.clone(), y: &mut s.gate, accumulate: false }];
         matmul(self.pool, self.isa, &s.normed, &mut s.q8, &mut products);
         for (gate, inputs) in s.gate.chunks_exact_mut(width).zip(s.per_layer.chunks_exact(n_layer * width)) {
             let up = Some(&inputs[layer * width..][..width]);
             self.isa.run(Activate { activation: Activation::Gelu, gate, up });
         }
         resize(&mut s.branch_out, n_tokens * n_embd);
-        let mut products = [MatmulOp { matrix: &own.proj.weight, rows, y: &mut s.branch_out, accumulate: false }];
+        let mut products = [MatmulOp { matrix: &weights.proj.weight, rows, y: &mut s.branch_out, accumulate: false }];
         matmul(self.pool, self.isa, &s.gate, &mut s.q8, &mut products);
         if w.streams.is_none() {
-            self.add_branch_out(Some((&spec.post_norm, &own.post_norm)), 1.0);
+            self.add_branch_out(Some((&spec.post_norm, &weights.post_norm)), 1.0);
         } else {
             for row in s.branch_out.chunks_exact_mut(n_embd) {
                 let x = row.to_vec();
-                normalize_row(self.isa, spec.post_norm.kind, spec.post_norm.eps, &own.post_norm, &x, row);
+                normalize_row(self.isa, spec.post_norm.kind, spec.post_norm.eps, &weights.post_norm, &x, row);
             }
             self.add_to_inactive_streams();
         }

@@ -1,4 +1,9 @@
-//! The time mix of RWKV-6, and gated linear attention in its place.
+//! The time mix of RWKV-6 and its variant with gated linear attention: from `normed` to `mixer_out`, `[n_tokens, width]`.
+//!
+//! The token shift interpolates between a token's input and that of the token before it, for each of five *mixes*: the inputs
+//! of decay (w), keys (k), values (v), receptances (r) and gate (g). In RWKV-6 the token itself changes the interpolation,
+//! through low-rank matrices. Then come the projections and the recurrence of each head. Without a bonus the recurrence is
+//! gated linear attention. The formulas are at [`Rwkv6Spec`].
 
 use metal_attention_model::{BatchToken, NormKind, RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
 
@@ -13,23 +18,22 @@ use crate::layers::PreparedLinear;
 use crate::observer::MatrixInput;
 use crate::shared::SharedMut;
 
-/// Inputs that the token shift makes of one, in the files' order.
+// The indices of the mixes, in the order of the files.
 const W: usize = 0;
 const K: usize = 1;
 const V: usize = 2;
 const R: usize = 3;
 const G: usize = 4;
 
-/// Where of `small` and `large` the decays lie.
+/// The index of the decay in `rwkv.small` and `rwkv.large`.
 const DECAY: usize = 0;
-
-/// Where of `large` the gate lies, and where what the tokens have a say in the token shift with.
+/// The index of the gate in `rwkv.large`.
 const GATE: usize = 1;
+/// The index in `rwkv.large` of what the tokens add to the interpolation factors.
 const MIXES: usize = 2;
 
 impl MicroBatchRun<'_> {
-    /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
-    /// after them.
+    /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
     pub(super) fn rwkv6(
         &mut self,
         layer: usize,
@@ -38,18 +42,19 @@ impl MicroBatchRun<'_> {
         tokens: &[BatchToken],
     ) {
         let state = spec.width * spec.head_dim..spec.state_elements();
-        self.shift(&TokenShift { layer, state, lerps: &w.lerp_x, previous: true, wanted_only: false }, tokens);
+        self.shift(&TokenShift { layer, state, lerps: &w.lerp_x, previous: true, requested_only: false }, tokens);
         self.rwkv6_mixes(spec, w, tokens.len());
         self.rwkv6_products(spec, w, tokens.len());
         self.rwkv6_heads(layer, spec, w, tokens);
     }
 
-    /// The token shift that the tokens themselves have a say in: `mixed` of all five, of what it is for `lerp_x`.
+    /// The token shift of all five mixes, to `rwkv.mixed`, `[5, n_tokens, width]`. On entry `rwkv.mixed` contains the inputs
+    /// shifted by `lerp_x`, `[n_tokens, width]`, from which the tokens' own factors are computed.
     fn rwkv6_mixes(&mut self, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
         let (width, rank) = (spec.width, spec.mix_rank);
         self.observe_mixed([(&w.mix_down, 0)], n_tokens);
         let s = &mut *self.scratch;
-        // What the first matrix gives for each token, and then the same part of all tokens together.
+        // The result of the down projection, `[n_tokens, 5, rank]`, and the same as `[5, n_tokens, rank]`.
         let [.., given, parts] = &mut s.rwkv.small;
         resize(given, n_tokens * RWKV6_MIXES * rank);
         resize(parts, n_tokens * RWKV6_MIXES * rank);
@@ -86,14 +91,14 @@ impl MicroBatchRun<'_> {
             let (m, token) = (i / n_tokens, i % n_tokens);
             let [x, previous] = [h, previous].map(|rows| &rows[token * width..][..width]);
             let more = Some(&more[i * width..][..width]);
-            // SAFETY: each task has its row for itself.
+            // SAFETY: each task owns its row.
             let out = unsafe { mixed.slice(i * width, width) };
             isa.run(TokenLerp { x, previous, lerp: &w.lerps[m * width..][..width], more, out });
         });
         self.lap("token_shift");
     }
 
-    /// All that is multiplied by the shifted inputs.
+    /// The projections of the shifted inputs: receptances to `q`, keys to `k`, values to `v`, gate and decay to `rwkv.large`.
     fn rwkv6_products(&mut self, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, n_tokens: usize) {
         let linears = [(&w.receptance, R), (&w.key, K), (&w.value, V), (&w.gate, G), (&w.decay.down, W)];
         self.observe_mixed(linears, n_tokens);
@@ -120,7 +125,7 @@ impl MicroBatchRun<'_> {
         self.expand(&[Some(&w.decay)], n_tokens);
     }
 
-    /// The heads, each with all that is done to its part of the rows.
+    /// The recurrence of each head with the elementwise steps before and after it, to `mixer_out`. A head is a task.
     fn rwkv6_heads(&mut self, layer: usize, spec: &Rwkv6Spec, w: &Rwkv6Weights<PreparedLinear>, tokens: &[BatchToken]) {
         let (width, head_dim) = (spec.width, spec.head_dim);
         let (n_kv, of_kv) = (spec.n_head_kv * head_dim, spec.n_head() / spec.n_head_kv);
@@ -143,7 +148,7 @@ impl MicroBatchRun<'_> {
                 let n = segment.n;
                 for token in first..first + n {
                     let at = token * width + channels.start;
-                    // SAFETY: the head has its channels of all rows for itself.
+                    // SAFETY: only the task of this head accesses its channels of all rows.
                     unsafe {
                         let decay = decay.slice(at, head_dim);
                         isa.run(Rwkv6Decay { decay: &mut *decay, bias: &w.decay_bias[channels.clone()] });
@@ -156,7 +161,7 @@ impl MicroBatchRun<'_> {
                     }
                 }
                 let (at, at_kv) = (first * width + channels.start, first * n_kv + kv_start);
-                // SAFETY: as above; and its part of all states, and goes through the segments in order.
+                // SAFETY: as above; the same holds for the head's part of all states, and the segments come in order.
                 unsafe {
                     let k = match bonus {
                         Some(_) => StridedRows::new(&k[at_kv..], n, head_dim, n_kv),

@@ -1,4 +1,8 @@
-//! The time mix of RWKV-7.
+//! The time mix of RWKV-7: from `normed` to `mixer_out`, `[n_tokens, width]`.
+//!
+//! The token shift interpolates between a token's input and that of the token before it, for each of six *mixes*: the inputs
+//! of receptances (r), decay (w), keys (k), values (v), learning rates (a) and gate (g). Then come the projections and the
+//! recurrence of each head. The formulas are at [`Rwkv7Spec`]. The first layer's values are kept for all other layers.
 
 use metal_attention_model::{BatchToken, NormKind, Rwkv7Spec, Rwkv7Weights};
 
@@ -12,7 +16,7 @@ use crate::kernels::recurrent::{StridedRows, StridedRowsMut, run_tokens};
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
-/// Inputs that the token shift makes of one, in the files' order.
+// The indices of the mixes, in the order of the files.
 const R: usize = 0;
 const W: usize = 1;
 const K: usize = 2;
@@ -20,13 +24,13 @@ const V: usize = 3;
 const A: usize = 4;
 const G: usize = 5;
 
-/// Where of `small` what makes the decay and the gate lies.
+/// The index of the decay in `rwkv.small`.
 const DECAY: usize = 0;
+/// The index of the gate in `rwkv.small`.
 const GATE: usize = 3;
 
 impl MicroBatchRun<'_> {
-    /// Up to the row that the output matrix multiplies, `att`; the states of the tokens' sequences go on to what they are
-    /// after them.
+    /// The mixer from `normed` up to `mixer_out`, `[n_tokens, width]`. Updates the states of the tokens' sequences.
     pub(super) fn rwkv7(
         &mut self,
         layer: usize,
@@ -35,12 +39,13 @@ impl MicroBatchRun<'_> {
         tokens: &[BatchToken],
     ) {
         let state = spec.width * spec.head_dim..spec.state_elements();
-        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, wanted_only: false }, tokens);
+        self.shift(&TokenShift { layer, state, lerps: &w.lerps, previous: false, requested_only: false }, tokens);
         self.rwkv7_products(spec, w, tokens.len());
         self.rwkv7_heads(layer, spec, w, tokens);
     }
 
-    /// All that is multiplied by the shifted inputs.
+    /// The projections of the shifted inputs: receptances to `q`, keys to `k`, values to `v`; decay, learning rates, the share
+    /// of the first layer's values, and the gate to `rwkv.large`, through low-rank matrices.
     fn rwkv7_products(&mut self, spec: &Rwkv7Spec, w: &Rwkv7Weights<PreparedLinear>, n_tokens: usize) {
         let first_value = w.first_value.as_ref().map(|(low_rank, _)| low_rank);
         let low_rank = [Some(&w.decay), Some(&w.rate), first_value, w.gate.as_ref()];
@@ -71,7 +76,7 @@ impl MicroBatchRun<'_> {
         self.expand(&low_rank, n_tokens);
     }
 
-    /// The heads, each with all that is done to its part of the rows.
+    /// The recurrence of each head with the elementwise steps before and after it, to `mixer_out`. A head is a task.
     fn rwkv7_heads(&mut self, layer: usize, spec: &Rwkv7Spec, w: &Rwkv7Weights<PreparedLinear>, tokens: &[BatchToken]) {
         let (width, head_dim) = (spec.width, spec.head_dim);
         let s = &mut *self.scratch;
@@ -91,7 +96,7 @@ impl MicroBatchRun<'_> {
             for segment in segments {
                 for token in first..first + segment.n {
                     let at = token * width + channels.start;
-                    // SAFETY: the head has its channels of all rows for itself.
+                    // SAFETY: only the task of this head accesses its channels of all rows.
                     unsafe {
                         isa.run(Rwkv7Inputs {
                             decay: decay.slice(at, head_dim),
@@ -115,7 +120,7 @@ impl MicroBatchRun<'_> {
                 }
                 let at = first * width + channels.start;
                 let n = segment.n;
-                // SAFETY: as above; and its part of all states, and goes through the segments in order.
+                // SAFETY: as above; the same holds for the head's part of all states, and the segments come in order.
                 unsafe {
                     let part = channels.start * head_dim..channels.end * head_dim;
                     let state = states.carry_over(layer, segment, part);

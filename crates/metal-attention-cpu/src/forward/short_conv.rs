@@ -1,4 +1,7 @@
-//! Gated short convolutions (LFM2), whose last inputs are a recurrent state.
+//! The gated short convolution of LFM2: from `normed` to `mixer_out`, `[n_tokens, width]`.
+//!
+//! The input projection gives `b`, `c` and `x` of each token; the result is `c * conv(b * x)`. The last `n_tap - 1` products
+//! `b * x` of a sequence are its recurrent state.
 
 use metal_attention_model::{BatchToken, ShortConvSpec, ShortConvWeights};
 
@@ -9,12 +12,11 @@ use crate::kernels::recurrent::short_conv::ShortConv;
 use crate::layers::PreparedLinear;
 use crate::shared::SharedMut;
 
-/// Channels of one task: rows of a few cache lines.
+/// Channels of one task: a row of them is a few cache lines long.
 const CHANNELS: usize = 256;
 
 impl MicroBatchRun<'_> {
-    /// Both gates and the convolution of all tokens, up to the row that the output matrix multiplies; the states of their
-    /// sequences go on to what they are after them.
+    /// The input projection, both gates and the convolution of all tokens. Updates the states of their sequences.
     pub(super) fn short_conv(
         &mut self,
         layer: usize,
@@ -43,7 +45,7 @@ impl MicroBatchRun<'_> {
             let mut first = 0;
             for segment in segments {
                 let inputs = &inputs[first * 3 * width..][..segment.n * 3 * width];
-                // SAFETY: the task has these channels of all states and results for itself, and goes through the segments
+                // SAFETY: only this task accesses these channels of the states and results, and the segments come
                 // in order; the rows of results of this segment lie in the buffer.
                 let (state, out) = unsafe {
                     let state = states.carry_over_rows(layer, segment, (0, n_tap - 1, width), &channels);

@@ -1,5 +1,9 @@
-//! Several residual streams of which each layer computes with one (AltUp, arXiv 2301.13310), and learned residuals of low rank
-//! beside attention (LAuReL, arXiv 2411.07501), as Gemma 3n has them.
+//! Several residual streams (AltUp, arXiv 2301.13310) and low-rank residuals (LAuReL, arXiv 2411.07501), as in Gemma 3n.
+//!
+//! AltUp: a layer computes on one of `n` residual streams, the active one, which is `x`. Before the layer every stream is
+//! predicted from all streams; after it every stream is corrected by the difference between the active stream's result and its
+//! prediction. The coefficients of both come from the active stream through a small router. LAuReL: a low-rank projection of
+//! the mixer's input is added beside the mixer's result. All functions do nothing in models with one residual stream.
 
 use metal_attention_model::{LayerStreams, LayerWeights, Norm, Streams};
 
@@ -7,24 +11,28 @@ use super::{MicroBatchRun, normalize, normalize_row, resize};
 use crate::kernels::matmul::{MatmulOp, matmul};
 use crate::layers::PreparedLinear;
 
-/// Activations of several streams.
+/// Buffers of AltUp and LAuReL.
 #[derive(Default)]
 pub(super) struct StreamScratch {
-    /// Each stream, `[n_tokens, n_embd]`; while a layer computes, what it predicts of them.
+    /// Each stream, `[n_tokens, n_embd]`; within a layer its prediction.
     streams: Vec<Vec<f32>>,
     /// LAuReL's result, `[n_tokens, n_embd]`.
     laurel: Vec<f32>,
+    /// The router's result, `[n_tokens, n]`, or LAuReL's low-rank row, `[n_tokens, laurel_rank]`.
     small: Vec<f32>,
+    /// Coefficients of the prediction, `[n_tokens, n, n]`, or of the correction, `[n_tokens, n]`.
     coefficients: Vec<f32>,
 }
 
 impl StreamScratch {
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         let all = self.streams.iter().chain([&self.laurel, &self.small, &self.coefficients]);
         all.map(|v| 4 * v.capacity()).sum()
     }
 
-    /// The buffers with a row for each token, of `n` streams.
+    /// The buffers with a row for each token that a later part of the last layer reads: the first `n` streams and, where there
+    /// are any, LAuReL's result.
     pub(super) fn rows(&mut self, n: usize) -> impl Iterator<Item = &mut Vec<f32>> {
         let laurel = (n > 0).then_some(&mut self.laurel);
         self.streams.iter_mut().take(n).chain(laurel)
@@ -32,7 +40,8 @@ impl StreamScratch {
 }
 
 impl MicroBatchRun<'_> {
-    /// Before the first layer: the other streams are projections of the embedding, as long as it.
+    /// Initialises the streams before the first layer: stream 0 is the embedding `x`, the others are projections of it, scaled
+    /// to its L2 norm.
     pub(super) fn init_streams(&mut self) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &self.weights.streams) else { return };
         let n_embd = self.spec.n_embd;
@@ -51,7 +60,8 @@ impl MicroBatchRun<'_> {
         self.lap("streams");
     }
 
-    /// A layer's prediction of every stream; `x` becomes that of the active one.
+    /// Predicts every stream at the beginning of a layer, `stream += sum over j of coefficient[j] * stream[j]`, and sets `x` to
+    /// the active one.
     pub(super) fn predict_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
         let n = spec.n;
@@ -80,7 +90,7 @@ impl MicroBatchRun<'_> {
         self.lap("streams");
     }
 
-    /// `laurel = h + norm(r(l(h)))`.
+    /// `laurel = normed + norm(r(l(normed)))`.
     pub(super) fn laurel(&mut self, w: &LayerWeights<PreparedLinear>) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
         let n_embd = self.spec.n_embd;
@@ -108,7 +118,7 @@ impl MicroBatchRun<'_> {
         self.lap("laurel");
     }
 
-    /// `x = (x + laurel) / sqrt(2)`, after attention.
+    /// `x = (x + laurel) / sqrt(2)`, after the mixer.
     pub(super) fn add_laurel(&mut self) {
         if self.spec.embedding.streams.is_none() {
             return;
@@ -119,7 +129,8 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// Every stream is corrected by what the layer made of the active one; `x` becomes that.
+    /// Corrects every stream at the end of a layer, `stream += (1 + coefficient) * (x - prediction of the active stream)`, and
+    /// sets `x` to the active one.
     pub(super) fn correct_streams(&mut self, w: &LayerWeights<PreparedLinear>) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &w.streams) else { return };
         let (n, n_embd) = (spec.n, self.spec.n_embd);
@@ -143,7 +154,7 @@ impl MicroBatchRun<'_> {
         self.lap("streams");
     }
 
-    /// All streams but the active one get `result`.
+    /// Adds `branch_out` to all streams but the active one.
     pub(super) fn add_to_inactive_streams(&mut self) {
         let Some(spec) = self.spec.embedding.streams else { return };
         let s = &mut *self.scratch;
@@ -152,7 +163,8 @@ impl MicroBatchRun<'_> {
         }
     }
 
-    /// After the last layer: `x` becomes the mean of all streams, projected back to the active one's length.
+    /// After the last layer, sets `x` to the mean of the active stream and the projections of the others, which are scaled to
+    /// its L2 norm. Overwrites `normed`.
     pub(super) fn merge_streams(&mut self) {
         let (Some(spec), Some(w)) = (self.spec.embedding.streams, &self.weights.streams) else { return };
         let n_embd = self.spec.n_embd;
@@ -176,7 +188,7 @@ impl MicroBatchRun<'_> {
         self.lap("streams");
     }
 
-    /// `small = tanh(router(norm(x) / n_embd))`, `[n_tokens, n]`.
+    /// The router: `small = tanh(W (norm(x) / n_embd))`, `[n_tokens, n]`. Overwrites `normed`.
     fn router_modalities(&mut self, spec: &Streams, w: &LayerStreams<PreparedLinear>, n_tokens: usize) {
         let s = &mut *self.scratch;
         resize(&mut s.normed, s.x.len());
@@ -191,12 +203,12 @@ impl MicroBatchRun<'_> {
     }
 }
 
-/// The length of a row, as the root of its squares' sum.
+/// The L2 norm of a row.
 fn l2_norm(row: &[f32]) -> f32 {
     row.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
-/// Brings a row to that length.
+/// Scales a row to the L2 norm `to`.
 fn scale_to_norm(row: &mut [f32], to: f32) {
     super::scale_by(row, to / l2_norm(row));
 }

@@ -69,7 +69,7 @@ pub(crate) enum Nonlinearity {
     Sigmoid,
 }
 
-/// `x[i] = apply_nonlinearity(x[i])`
+/// `x[i] = nonlinearity(x[i])`
 pub(crate) struct ApplyNonlinearity<'a> {
     pub(crate) x: &'a mut [f32],
     pub(crate) nonlinearity: Nonlinearity,
