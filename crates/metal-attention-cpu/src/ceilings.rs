@@ -225,7 +225,7 @@ struct DotRate<'a> {
 impl Kernel for DotRate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on; tiles are no larger than the operands.
+        // SAFETY: as the caller vouches; tiles are no larger than the operands.
         unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
     }
 }
@@ -265,7 +265,7 @@ struct FmaRate<'a> {
 impl Kernel for FmaRate<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on; a tile is no larger than the operands.
+        // SAFETY: as the caller vouches; a tile is no larger than the operands.
         unsafe { if S::TILE >= 8 { self.tile::<S, 4, 4>() } else { self.tile::<S, 2, 2>() } }
     }
 }

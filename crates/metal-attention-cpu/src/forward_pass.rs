@@ -241,7 +241,7 @@ fn forward<E: CacheElement>(
                 run.forward(&caches, tokens, RequestedOutput::Logits(logits), trace);
             }
         }
-        run.forward(&caches, tokens, output, trace), => (_, output) => run.forward(&caches, tokens, output, trace), => run.forward(&caches, tokens, output, trace),
+        (_, output) => run.forward(&caches, tokens, output, trace),
     }
 }
 

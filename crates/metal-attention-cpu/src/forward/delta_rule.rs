@@ -50,7 +50,7 @@ impl MicroBatchRun<'_> {
         w: &DeltaRuleWeights<PreparedLinear>,
         tokens: &[BatchToken],
     ) {
-        self.project(spec, w, tokens.len());
+        self.project_delta_rule(spec, w, tokens.len());
         let (n, n_values) = (tokens.len(), spec.n_values());
         let s = &mut *self.scratch;
         let of_block = block_elements(spec);
@@ -80,7 +80,7 @@ impl MicroBatchRun<'_> {
 
     /// The projections of all `n` tokens: queries to `q`, keys to `k`, values to `v`, the output gate to `gate`, and the inputs
     /// of beta and the decay.
-    fn project(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
+    fn project_delta_rule(&mut self, spec: &DeltaRuleSpec, w: &DeltaRuleWeights<PreparedLinear>, n: usize) {
         let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
         self.observe(&[&w.q, &w.k, &w.v, &w.beta], ProductInput::Normed);
         match &w.before {

@@ -49,7 +49,8 @@ pub(super) struct MambaScratch {
 impl MambaScratch {
     /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
-        let all = [&self.input, &self.conv, &self.y, &self.parallel_out, &self.selection, &self.low, &self.bc, &self.dt];
+        let all =
+            [&self.input, &self.conv, &self.y, &self.parallel_out, &self.selection, &self.low, &self.bc, &self.dt];
         all.iter().map(|v| 4 * v.capacity()).sum()
     }
 }

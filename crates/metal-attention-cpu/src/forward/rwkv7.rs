@@ -153,7 +153,7 @@ impl MicroBatchRun<'_> {
                             out: out.slice(at, head_dim),
                             norm,
                             bonus: Some(Bonus { r: &r[at..at + head_dim], k, factor: &w.bonus[channels.clone()], v }),
-                            gate: w.gate.is_some().then(|| (Gate::AsItIs, &gate[at..at + head_dim])),
+                            gate: w.gate.is_some().then(|| (Gate::Identity, &gate[at..at + head_dim])),
                         });
                     }
                 }

@@ -1,4 +1,4 @@
-//! Every operation of every instruction set against its definition.
+//! Tests of every operation of every instruction set against its definition.
 
 use half::{bf16, f16};
 use metal_attention_gguf::blocks::CodebookGrid;
@@ -9,7 +9,7 @@ use crate::test_support::TestRandom;
 type Floats = [f32; LANES];
 type Bytes = [u8; 64];
 
-/// Runs `$body` with `$s` as the instruction set `$isa`; `$input` are the variables it takes along.
+/// Evaluates `$body` on the instruction set `$isa`, which the body calls `$s`; `$input` are the variables that it captures.
 macro_rules! on {
     ($isa:expr, $s:ident, |$($input:ident: $ty:ty),*| -> $out:ty $body:block) => {{
         struct Test<'a> {
@@ -20,7 +20,7 @@ macro_rules! on {
             #[inline(always)]
             unsafe fn run<$s: Simd>(self) {
                 let Test { $($input,)* out } = self;
-                // SAFETY: arrays have the lengths that the operations ask for; the caller vouches for `S`.
+                // SAFETY: arrays have the lengths that the operations require; the caller vouches for `S`.
                 *out = unsafe { $body };
             }
         }
@@ -329,7 +329,7 @@ struct Points<'a, const N: usize, const U: usize> {
     codes: &'a Bytes,
     upper: [UpperBit; U],
     signs: &'a [Bytes; 2],
-    /// Of every step.
+    /// The result of every step.
     out: &'a mut [Bytes; 8],
 }
 
@@ -352,7 +352,7 @@ struct ShortPoints<'a> {
     book: &'a CodebookTable<256>,
     codes: &'a [Bytes; 2],
     signs: &'a Bytes,
-    /// Of every step.
+    /// The result of every step.
     out: &'a mut [Bytes; 8],
 }
 
@@ -369,15 +369,15 @@ impl Kernel for ShortPoints<'_> {
     }
 }
 
-/// Distinct values, so that each place and sign is told from all others.
+/// Distinct values, so that every value index and sign gives another result.
 const VALUES: [u8; 16] = [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 15, 25, 35];
 
-/// Every row, step and column of it.
-fn places() -> impl Iterator<Item = (usize, usize, usize)> {
+/// Every row, step, and column of a step.
+fn positions() -> impl Iterator<Item = (usize, usize, usize)> {
     (0..LANES).flat_map(|row| (0..32).map(move |at| (row, at / 4, at % 4)))
 }
 
-/// Points of a codebook with `U` upper bits of codes, for random codes and signs, and every place of the upper bits.
+/// Tests the points of a codebook with `U` upper bits of codes, for random codes and signs, and all positions of the upper bits.
 fn points_of<const N: usize, const U: usize>(grid: CodebookGrid) {
     let book = Box::new(CodebookTable::<N>::new(grid, VALUES));
     let mut random = TestRandom(U as u64);
@@ -391,7 +391,7 @@ fn points_of<const N: usize, const U: usize>(grid: CodebookGrid) {
             });
             let mut got = [[0; 64]; 8];
             isa.run(Points { book: &*book, codes: &codes, upper, signs: &signs, out: &mut got });
-            for (row, step, column) in places() {
+            for (row, step, column) in positions() {
                 let set = |b: usize| usize::from(rows[b][row] & upper[b].bits[step / 2] != 0) << (8 + b);
                 let code = usize::from(codes[code_offset(row, step / 2)]) | (0..U).map(set).sum::<usize>();
                 let sign = usize::from(signs[step / 4][4 * row + column] >> SIGN_BITS[step % 4] & 1);
@@ -415,7 +415,7 @@ fn points_of_codebooks() {
             let (codes, signs) = ([(); 2].map(|()| random_bytes(&mut random)), random_bytes(&mut random));
             let mut got = [[0; 64]; 8];
             isa.run(ShortPoints { book: &book, codes: &codes, signs: &signs, out: &mut got });
-            for (row, step, column) in places() {
+            for (row, step, column) in positions() {
                 let sign = usize::from(signs[4 * row + column] >> step & 1);
                 let code = usize::from(codes[step / 4][code_offset(row, step % 4)]);
                 let want = VALUES[CodebookGrid::IQ3_XXS.value_index(code, column) + 8 * sign];
@@ -437,7 +437,7 @@ fn dot_products() {
             let mut activations: [i8; 4] = std::array::from_fn(|_| (random.bits() as i8).max(-127));
             let (mut seven, mut eight) = (codes.map(|c| c & 127), codes);
             if round < 4 {
-                // The largest sums there are, of either sign.
+                // The largest possible sums, of either sign.
                 activations = if round % 2 == 0 { [127; 4] } else { [-127; 4] };
                 seven = [127; 64];
                 eight = if round < 2 { [0; 64] } else { [255; 64] };
@@ -461,7 +461,7 @@ fn dot_products() {
     }
 }
 
-/// Distance in units in the last place of the exact result.
+/// The distance from the exact result, in units in the last place of it.
 fn ulps(got: f32, want: f64) -> f64 {
     let ulp = (want as f32).next_up() - (want as f32);
     (f64::from(got) - want).abs() / f64::from(ulp)
@@ -506,7 +506,7 @@ fn exponential_and_sigmoid() {
                 assert!(ulps(s[i], want) <= 4.0, "{isa:?} sigmoid({}) = {}, not {want}", x[i], s[i]);
             }
         }
-        // Results near the smallest normal number lose it; what is far below becomes 0.
+        // Results near the smallest normal number are too small by that number; far below they are 0.
         for x in [-72.0, -80.0, -87.0, -87.3, -87.33] {
             let splat = [x; LANES];
             let e = floats!(isa; splat => exp::<S>(splat));

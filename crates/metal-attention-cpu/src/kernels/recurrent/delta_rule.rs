@@ -1,36 +1,36 @@
-//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464) of one head, and the one whose channels decay each by itself (Kimi
-//! Delta Attention, arXiv 2510.26692, equation 1).
+//! The gated delta rule of one head (Gated `DeltaNet`, arXiv 2412.06464), and its variant with a decay for each channel of the
+//! key (Kimi Delta Attention, arXiv 2510.26692, equation 1).
 //!
-//! With key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta` of each token:
+//! For each token with key `k`, query `q`, value `v`, decay `g` in 0..=1 and writing strength `beta`:
 //!
 //! `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`
 //!
-//! where `g` is one number, or one of each channel of the key: `Diag(g) S`.
+//! where `g` is one number, or a diagonal matrix.
 
 use super::vectors::{RowDecay, StateRows, dot};
 use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
-/// One head, or some columns of one.
+/// One head, or some of its columns.
 pub(crate) struct DeltaRule<'a> {
-    /// Of each token, `[n_tokens, key_dim]`: normalised and, as the model has it, scaled.
+    /// Queries, `[n_tokens, key_dim]`, normalised and scaled.
     pub(crate) q: StridedRows<'a>,
-    /// `[n_tokens, key_dim]`, normalised
+    /// Keys, `[n_tokens, key_dim]`, normalised.
     pub(crate) k: StridedRows<'a>,
-    /// `[n_tokens, value_dim]`
+    /// Values, `[n_tokens, value_dim]`.
     pub(crate) v: StridedRows<'a>,
-    /// `[n_tokens, 1]`, or `[n_tokens, key_dim]`, in 0..=1
+    /// Decays `g`, `[n_tokens, 1]` or `[n_tokens, key_dim]`, in 0..=1.
     pub(crate) decay: StridedRows<'a>,
-    /// `[n_tokens, 1]`, in 0..=1
+    /// Writing strengths, `[n_tokens, 1]`, in 0..=1.
     pub(crate) beta: StridedRows<'a>,
-    /// The state before the first token, `[key_dim, value_dim]`, where it is not what `state` holds: then that is overwritten.
+    /// The state before the first token, `[key_dim, value_dim]`; `None` where `state` contains it.
     pub(crate) before: Option<StridedRows<'a>>,
-    /// How many elements behind that state the one lies that is read next, where there is one: a single token has it fetched.
+    /// Elements from the state before the first token to the state that the next call reads, which a single token prefetches.
     pub(crate) next: Option<usize>,
-    /// `[key_dim, value_dim]`, changed in place
+    /// The state, `[key_dim, value_dim]`; afterwards that after the last token.
     pub(crate) state: StridedRowsMut<'a>,
-    /// `[n_tokens, value_dim]`
+    /// Results, `[n_tokens, value_dim]`.
     pub(crate) out: StridedRowsMut<'a>,
 }
 
@@ -65,7 +65,7 @@ impl HeadRecurrence for DeltaRule<'_> {
         let (q, k) = (self.q.row(token), self.k.row(token));
         let (decay, beta) = (self.decay.row(token), self.beta.row(token)[0]);
         let of_rows = (decay.len() > 1).then_some(decay);
-        // SAFETY: rows and columns that there are.
+        // SAFETY: rows and columns are in range.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
             let rows = StateRows { next: self.next, ..rows };

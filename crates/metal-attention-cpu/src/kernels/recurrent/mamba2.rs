@@ -1,37 +1,38 @@
-//! The state space of Mamba-2 (arXiv 2405.21060) of one head.
-//!
-//! With `dt`, which is positive, `B`, `C` and the inputs `x` of each token, and `A`, which is negative, and `D` of the head:
+//! The state-space recurrence of one head of Mamba-2 (arXiv 2405.21060).
 //!
 //! `S = exp(dt A) S + dt B^T x; out = C S + D x`
+//!
+//! The input `x`, `dt` (positive), `B` and `C` are per token, `A` (negative) and `D` are numbers of the head.
 
 use super::vectors::{RowDecay, StateRows};
 use super::{HeadRecurrence, StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};
 use crate::simd::{LANES, Simd};
 
-/// One head, or some columns of one. Heads of a group are given the same `b` and `c`.
+/// One head, or some of its columns. The heads of a group have the same `b` and `c`.
 pub(crate) struct Mamba2<'a> {
-    /// Of each token, `[n_tokens, head_dim]`
+    /// Inputs, `[n_tokens, head_dim]`.
     pub(crate) x: StridedRows<'a>,
-    /// `[n_tokens, 1]`: after its bias and softplus
+    /// `dt` after bias and softplus, `[n_tokens, 1]`.
     pub(crate) dt: StridedRows<'a>,
-    /// `[n_tokens, d_state]`
+    /// `B`, `[n_tokens, d_state]`.
     pub(crate) b: StridedRows<'a>,
-    /// `[n_tokens, d_state]`
+    /// `C`, `[n_tokens, d_state]`.
     pub(crate) c: StridedRows<'a>,
-    /// `A`, negative, as files hold it
+    /// `A`, negative.
     pub(crate) a: f32,
+    /// `D`.
     pub(crate) d: f32,
-    /// The state before the first token, `[d_state, head_dim]`, where it lies elsewhere
+    /// The state before the first token, `[d_state, head_dim]`; `None` where `state` contains it.
     pub(crate) before: Option<StridedRows<'a>>,
-    /// `[d_state, head_dim]`: after the last token; changed in place, or written as a whole
+    /// The state, `[d_state, head_dim]`; afterwards that after the last token.
     pub(crate) state: StridedRowsMut<'a>,
-    /// `[n_tokens, head_dim]`
+    /// Results, `[n_tokens, head_dim]`.
     pub(crate) out: StridedRowsMut<'a>,
 }
 
 impl Mamba2<'_> {
-    /// What is left of the state after a token.
+    /// The decay factor of a token, `exp(dt A)`.
     #[inline(always)]
     fn decay(&self, token: usize) -> f32 {
         (self.dt.row(token)[0] * self.a).exp()
@@ -65,7 +66,7 @@ impl HeadRecurrence for Mamba2<'_> {
     unsafe fn step<S: Simd, const V: usize, const PART: bool>(&self, token: usize, column: usize) {
         let n = self.x.width - column;
         let (b, c) = (self.b.row(token), self.c.row(token));
-        // SAFETY: rows and columns that there are.
+        // SAFETY: rows and columns are in range.
         unsafe {
             let rows = StateRows::new(self.before.as_ref(), &self.state, token, column);
             let decay = RowDecay::<S> { all: S::f_splat(self.decay(token)), of_rows: None };

@@ -1,4 +1,4 @@
-//! Products with F32 activations.
+//! Tests of products with F32 activations, and of embeddings.
 
 use half::{bf16, f16};
 use metal_attention_gguf::TensorType;
@@ -9,7 +9,7 @@ use crate::kernels::matmul::{MatmulOp, WeightMatrix, embedding, matmul};
 use crate::simd::Isa;
 use crate::test_support::{TestRandom, matrix, pool, tensor};
 
-/// Checks a product against float64: the error is a few roundings of the sum of magnitudes.
+/// Checks the product `y`, added to `before`, against float64: the error is a few roundings of the sum of magnitudes.
 fn check(matrix: &WeightMatrix, weights: &[f32], x: &[f32], y: &[f32], before: &[f32], what: &str) {
     let (n_in, n_out) = (matrix.n_in(), matrix.n_out());
     for (token, x) in x.chunks_exact(n_in).enumerate() {
@@ -63,7 +63,7 @@ fn float_matrices() {
 }
 
 #[test]
-fn quantised_matrices_in_place() {
+fn quantised_matrices_in_exact_mode() {
     let mut random = TestRandom(2);
     for (n_threads, ty) in (1..=4).cycle().zip(packed_types()) {
         let pool = pool(n_threads);

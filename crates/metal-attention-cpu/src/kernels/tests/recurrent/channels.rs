@@ -1,4 +1,4 @@
-//! What works on each channel by itself.
+//! Tests of the kernels that compute each channel by itself: convolution, selective scan, gates and norms.
 
 use metal_attention_model::NormKind;
 
@@ -14,7 +14,7 @@ use crate::test_support::TestRandom;
 
 const CHANNELS: [usize; 5] = [1, 16, 40, 64, 150];
 
-/// Tokens that come in pieces, and channels that are split among tasks.
+/// The numbers of tokens in consecutive calls.
 const PIECES: [&[usize]; 5] = [&[1], &[2], &[64], &[1, 1, 1, 2, 5], &[30, 1, 33]];
 
 #[test]
@@ -28,7 +28,7 @@ fn convolutions_in_pieces() {
         let weights = Padded::new(width, channels, || random.float(1.0));
         let bias = random.floats(channels, 1.0);
         let before = random.floats((width - 1) * channels, 3.0);
-        // The state and the inputs, one after the other.
+        // The concatenation of state and inputs.
         let all: Vec<f32> = before.iter().copied().chain(x.all()).collect();
         for (silu, bias) in [(true, Some(bias.as_slice())), (false, None)] {
             let mut want = Vec::new();
@@ -62,12 +62,12 @@ fn convolutions_in_pieces() {
     }
 }
 
-/// arXiv 2312.00752, equations 2 and 4, discretised as its section 3.6 says.
+/// The reference is arXiv 2312.00752, equations 2 and 4, discretised as in its section 3.6.
 #[test]
 fn selective_scans() {
     let mut random = TestRandom(2);
     for (channels, d_state, n) in CHANNELS.iter().flat_map(|&c| [(c, 16, 1), (c, 16, 70), (c, 5, 9), (c, 33, 20)]) {
-        // Steps and decays of all sizes: what is left of a state lies between all and nothing.
+        // Steps and decays of all sizes: the decay factors lie between 0 and 1.
         for (limit, of_dt) in [(1.0, 0.1), (16.0, 2.0), (1e-4, 1e-4), (100.0, 10.0)] {
             let x = Padded::new(n, channels, || random.float(2.0));
             let dt = Padded::new(n, channels, || random.float(of_dt).abs());
@@ -113,7 +113,7 @@ fn selective_scans() {
 }
 
 #[test]
-fn selective_scans_of_long_texts() {
+fn selective_scans_of_long_sequences() {
     let (n, channels, d_state) = (8192, 24, 16);
     let mut random = TestRandom(3);
     for (limit, of_dt) in [(1.0, 0.1), (16.0, 1.0), (1e-4, 1e-3), (200.0, 10.0)] {
@@ -202,7 +202,7 @@ fn l2_norms() {
 fn rows_of_a_shared_buffer() {
     let mut data = vec![0.0; 40];
     let shared = SharedMut::new(&mut data);
-    // SAFETY: used one after the other, and only made.
+    // SAFETY: the rows are not accessed.
     let make = |first, rows, width, stride| unsafe {
         StridedRowsMut::shared(&shared, first, rows, width, stride);
     };
@@ -245,7 +245,7 @@ fn decays_of_channels() {
             for i in 0..n {
                 let step = (f64::from(x[i]) + f64::from(bias[i])).exp().ln_1p();
                 let want = (f64::from(a) * step).exp();
-                // Of the exponent a few last bits are off.
+                // The exponent is off by a few last bits.
                 let error = (f64::from(found[i]) - want).abs();
                 let limit = 1e-6 * (1.0 + f64::from(a).abs() * step) * want + 1e-30;
                 assert!(error <= limit, "{isa:?} {n} [{i}] {a}: {} {want}", found[i]);

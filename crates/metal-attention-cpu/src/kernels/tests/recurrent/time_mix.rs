@@ -1,4 +1,4 @@
-//! What RWKV does besides its recurrences, one token at a time.
+//! Tests of the elementwise kernels of RWKV, and of the outputs of heads.
 
 use metal_attention_model::NormKind;
 
@@ -15,8 +15,8 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Checks `found` against `of` each place of `rows`, in float64: by the squared error, as part of the squares of what is
-/// wanted, and of one.
+/// Checks `found` against the function `of` of the elements of `rows`, in float64: by the squared error, relative to the squares
+/// of the right results plus one.
 fn check<const N: usize>(what: &str, found: &[f32], rows: [&[f32]; N], of: impl Fn([f64; N]) -> f64) {
     let want: Vec<f64> = (0..found.len()).map(|i| of(rows.map(|row| f64::from(row[i])))).collect();
     let error: f64 = found.iter().zip(&want).map(|(&found, want)| (f64::from(found) - want).powi(2)).sum();
@@ -117,7 +117,12 @@ fn outputs_of_heads() {
             |y: f64, weight: f64, bias: f64| (y - mean) / (square + f64::from(1e-3f32)).sqrt() * weight + bias;
 
         let mut out = y.clone();
-        isa.run(HeadOutput { out: &mut out, norm: Some(norm()), bonus: Some(bonus()), gate: Some((Gate::AsItIs, &g)) });
+        isa.run(HeadOutput {
+            out: &mut out,
+            norm: Some(norm()),
+            bonus: Some(bonus()),
+            gate: Some((Gate::Identity, &g)),
+        });
         check("all", &out, rows, |[y, weight, bias, v, g]| (of_norm(y, weight, bias) + own * v) * g);
         let mut out = y.clone();
         isa.run(HeadOutput { out: &mut out, norm: Some(norm()), bonus: None, gate: Some((Gate::Silu, &g)) });
