@@ -36,7 +36,7 @@ impl CpuCeilings {
         Ok(Self { pool, isa: Isa::best() })
     }
 
-    /// The same measurements with kernels for `isa`, which need not be the best one that this CPU has.
+    /// Replaces the instruction set of the kernels by `isa`, which need not be the best one that this CPU has.
     #[must_use]
     pub fn with_isa(self, isa: Isa) -> Self {
         Self { isa, ..self }

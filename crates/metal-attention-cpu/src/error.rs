@@ -12,7 +12,7 @@ pub enum CpuError {
     /// Too little memory.
     #[error("out of memory: {what} needs {} MiB", bytes >> 20)]
     OutOfMemory {
-        /// What the memory was for.
+        /// The purpose of the memory.
         what: &'static str,
         /// Bytes requested.
         bytes: u64,

@@ -27,7 +27,7 @@ pub(crate) trait CacheElement: Copy + Default + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// As for [`load`](Self::load).
+    /// See [`load`](Self::load).
     unsafe fn store<S: Simd>(p: *mut Self, x: S::F);
     /// Writes elements as little-endian bytes; `bytes` is as long as `elements` in bytes.
     fn to_bytes(elements: &[Self], bytes: &mut [u8]);

@@ -93,7 +93,7 @@ impl PackedMatrix {
     }
 }
 
-/// How the quantisation blocks of a type are repacked to blocks of a panel.
+/// The repacking of a type's quantisation blocks to blocks of a panel.
 struct PanelLayout {
     /// Columns of a block.
     block_len: usize,

@@ -96,7 +96,7 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// The same pool with `watch` to cancel its work and to count it.
+    /// Returns the pool with `watch`, which cancels its work and counts it.
     pub(crate) fn watched(mut self, watch: Watch) -> Self {
         self.watch = watch;
         self

@@ -29,7 +29,7 @@ impl SequenceParallel {
     ///
     /// # Errors
     ///
-    /// As for [`ThreadPool::new`].
+    /// See [`ThreadPool::new`].
     pub(crate) fn new(weight_bytes: usize, pool: &ThreadPool) -> std::io::Result<Option<Self>> {
         let n_threads = pool.n_threads();
         if weight_bytes > SMALL_MODEL || n_threads == 1 {

@@ -30,7 +30,7 @@ pub(crate) struct SharedStateSlots<'a> {
 }
 
 impl StateSlots {
-    /// Allocates the slots that `groups` asks for, and slot 0; no slots for a model without recurrent states. `None` when there
+    /// Allocates as many slots as `groups` has states, and slot 0; no slots for a model without recurrent states. `None` when there
     /// is not enough memory.
     pub(crate) fn new(spec: &ModelSpec, groups: &CacheGroups) -> Option<Self> {
         let layout = StateLayout::new(spec);
@@ -104,7 +104,7 @@ impl SharedStateSlots<'_> {
     ///
     /// # Safety
     ///
-    /// As for [`source_and_target`](Self::source_and_target).
+    /// See [`source_and_target`](Self::source_and_target).
     #[expect(clippy::mut_from_ref, reason = "each caller has its elements for itself")]
     pub(crate) unsafe fn carry_over(&self, layer: usize, segment: &Segment, part: Range<usize>) -> &mut [f32] {
         // SAFETY: as the caller vouches.
@@ -120,7 +120,7 @@ impl SharedStateSlots<'_> {
     ///
     /// # Safety
     ///
-    /// As for [`source_and_target`](Self::source_and_target).
+    /// See [`source_and_target`](Self::source_and_target).
     pub(crate) unsafe fn carry_over_rows(
         &self,
         layer: usize,

@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use metal_attention_gguf::TensorType;
 use metal_attention_gguf::blocks::{
-    Block, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
-    BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockTq1_0,
-    BlockTq2_0, IQ1_DELTA, cast, e8m0_half, ue4m3_half,
+    BlockFormat, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl,
+    BlockIq4Xs, BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_1, BlockQ5_0, BlockQ5_1,
+    BlockTq1_0, BlockTq2_0, IQ1_DELTA, cast, e8m0_half, ue4m3_half,
 };
 
 use crate::matrix::{PANEL, TILE};
@@ -38,14 +38,14 @@ fn scaled(scale: f32) -> Group {
 }
 
 /// Of blocks with one scale: `N` groups each.
-fn one_scale<B: Block>(row: &[u8], groups: &mut Vec<Group>, n: usize, of: impl Fn(&B) -> Group) {
+fn one_scale<B: BlockFormat>(row: &[u8], groups: &mut Vec<Group>, n: usize, of: impl Fn(&B) -> Group) {
     for block in cast::<B>(row) {
         groups.extend(std::iter::repeat_n(of(block), n));
     }
 }
 
 /// Of blocks with a scale for each of `n` parts, of `each` groups.
-fn scales<B: Block>(row: &[u8], groups: &mut Vec<Group>, n: usize, each: usize, of: impl Fn(&B, usize) -> Group) {
+fn scales<B: BlockFormat>(row: &[u8], groups: &mut Vec<Group>, n: usize, each: usize, of: impl Fn(&B, usize) -> Group) {
     for block in cast::<B>(row) {
         for i in 0..n {
             groups.extend(std::iter::repeat_n(of(block, i), each));

@@ -1,4 +1,5 @@
-//! Reading little-endian fields from a byte slice, with errors that say what and where.
+//! A reader of little-endian fields from a byte slice: numbers, strings, and metadata values. Errors state what was being read
+//! and the byte offset. Counts are checked against the rest of the file before memory is allocated for them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,16 +8,21 @@ use crate::strings::escaped;
 use crate::value::ValueType;
 use crate::{Array, GgufError, Result, StringArray, Value};
 
-/// The deepest nesting of metadata arrays that is read and written: an array of arrays is two deep.
+/// The deepest nesting of metadata arrays that is read and written; an array of arrays is two deep.
 pub const MAX_ARRAY_DEPTH: usize = 4;
 
-/// What is being read, for error messages.
+/// The part of the file that is being read, for error messages.
 #[derive(Clone, Copy)]
 pub(crate) enum ReadContext<'a> {
+    /// A field of the header, by its name.
     Header(&'static str),
+    /// The key of a metadata entry, by the entry's index.
     Key(u64),
+    /// The value of a metadata entry, by its key.
     Value(&'a str),
+    /// The name of a tensor, by its index.
     TensorName(u64),
+    /// The description of a tensor, by its name.
     Tensor(&'a str),
 }
 
@@ -32,26 +38,31 @@ impl fmt::Display for ReadContext<'_> {
     }
 }
 
-/// A position in the bytes of a file.
+/// A reader with a position in the bytes of a file. Every read advances it; after an error it stays before what could not be
+/// read.
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
+    /// The offset of the next byte, at most `bytes.len()`.
     position: usize,
 }
 
 impl<'a> Cursor<'a> {
+    /// A reader at the beginning of `bytes`.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, position: 0 }
     }
 
+    /// The offset of the next byte.
     pub(crate) fn position(&self) -> u64 {
         self.position as u64
     }
 
+    /// Bytes after the position.
     fn remaining(&self) -> usize {
         self.bytes.len() - self.position
     }
 
-    /// The next `n` bytes.
+    /// Reads the next `n` bytes.
     fn take(&mut self, context: ReadContext, n: usize) -> Result<&'a [u8]> {
         match self.bytes[self.position..].get(..n) {
             Some(taken) => {
@@ -62,6 +73,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// The error for a file that ends before `needed` more bytes.
     fn truncated(&self, context: ReadContext, needed: u64) -> GgufError {
         GgufError::Truncated {
             item: context.to_string(),
@@ -71,6 +83,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Reads the next `N` bytes as an array.
     fn array<const N: usize>(&mut self, context: ReadContext) -> Result<[u8; N]> {
         match self.bytes[self.position..].first_chunk() {
             Some(&taken) => {
@@ -89,7 +102,8 @@ impl<'a> Cursor<'a> {
         self.array(context).map(u64::from_le_bytes)
     }
 
-    /// A 64-bit count of things that take at least `min_bytes` each in the rest of the file.
+    /// Reads a 64-bit count of elements that need at least `min_bytes` each; an error where the rest of the file is too short
+    /// for them.
     pub(crate) fn count(&mut self, context: ReadContext, min_bytes: u64) -> Result<usize> {
         let count = self.u64(context)?;
         let available = self.remaining() as u64;
@@ -106,13 +120,13 @@ impl<'a> Cursor<'a> {
         Ok(count as usize)
     }
 
-    /// A string of any bytes; those that are no UTF-8 are escaped.
-    pub(crate) fn text(&mut self, context: ReadContext) -> Result<Cow<'a, str>> {
+    /// Reads a string: a 64-bit length, then its bytes. Bytes that are not UTF-8 are escaped.
+    pub(crate) fn escaped_string(&mut self, context: ReadContext) -> Result<Cow<'a, str>> {
         let len = self.count(context, 1)?;
         Ok(escaped(self.take(context, len)?))
     }
 
-    /// A string: 64-bit length, then UTF-8.
+    /// Reads a string that has to be UTF-8: a 64-bit length, then its bytes.
     pub(crate) fn string(&mut self, context: ReadContext) -> Result<&'a str> {
         let len = self.count(context, 1)?;
         let offset = self.position();
@@ -120,7 +134,7 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(bytes).map_err(|_| GgufError::InvalidUtf8 { item: context.to_string(), offset })
     }
 
-    /// A value type, then a value of it.
+    /// Reads the value of the metadata entry `key`: a value type, then a value of that type.
     pub(crate) fn value(&mut self, key: &str) -> Result<Value> {
         let context = ReadContext::Value(key);
         Ok(match self.value_type(context)? {
@@ -132,7 +146,7 @@ impl<'a> Cursor<'a> {
             ValueType::I32 => Value::I32(i32::from_le_bytes(self.array(context)?)),
             ValueType::F32 => Value::F32(f32::from_le_bytes(self.array(context)?)),
             ValueType::Bool => Value::Bool(self.bools(context, 1)?[0]),
-            ValueType::String => Value::String(self.text(context)?.into_owned()),
+            ValueType::String => Value::String(self.escaped_string(context)?.into_owned()),
             ValueType::Array => Value::Array(self.values(context, 1)?),
             ValueType::U64 => Value::U64(self.u64(context)?),
             ValueType::I64 => Value::I64(i64::from_le_bytes(self.array(context)?)),
@@ -146,7 +160,7 @@ impl<'a> Cursor<'a> {
         ValueType::from_id(id).ok_or_else(|| GgufError::UnknownValueType { item: context.to_string(), offset, id })
     }
 
-    /// An array: element type, 64-bit length, elements.
+    /// Reads an array: element type, 64-bit length, elements. `depth` is 1 for an array that is not inside another.
     fn values(&mut self, context: ReadContext, depth: usize) -> Result<Array> {
         if depth > MAX_ARRAY_DEPTH {
             return Err(GgufError::NestedTooDeep {
@@ -176,7 +190,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Numbers are stored as in memory, so this is one copy.
+    /// Reads `count` numbers with one copy: they are stored as in memory.
     fn numbers<T: bytemuck::Pod>(&mut self, context: ReadContext, count: usize) -> Result<Vec<T>> {
         Ok(bytemuck::pod_collect_to_vec(self.take(context, count * size_of::<T>())?))
     }
@@ -192,7 +206,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// One growing buffer for all strings instead of an allocation for each.
+    /// Reads `count` strings to one growing buffer.
     fn strings(&mut self, context: ReadContext, count: usize) -> Result<StringArray> {
         let mut text = Vec::new();
         let mut ends = Vec::with_capacity(count);

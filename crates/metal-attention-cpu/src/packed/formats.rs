@@ -1,4 +1,4 @@
-//! How kernels read a panel's block of each type: the trait [`PackedFormat`], the functions that unpack bit planes and scales,
+//! Reading a panel's block of each type in a kernel: the trait [`PackedFormat`], the functions that unpack bit planes and scales,
 //! and the table of formats without a codebook (macro `format!`).
 //!
 //! `S` is the instruction set, `S::B` a vector of 64 bytes (16 rows x 4 columns), `S::F` 16 floats, one for each row. The
@@ -41,7 +41,7 @@ pub(crate) trait PackedFormat {
     ///
     /// # Safety
     ///
-    /// As for [`codes`](Self::codes).
+    /// See [`codes`](Self::codes).
     unsafe fn block_scale_and_min<S: Simd>(block: *const u8) -> (S::F, S::F);
 
     /// Unpacks the scales and minimums of all sub-blocks for [`scale_and_min`](Self::scale_and_min); formats for which that does
@@ -49,7 +49,7 @@ pub(crate) trait PackedFormat {
     ///
     /// # Safety
     ///
-    /// As for [`codes`](Self::codes).
+    /// See [`codes`](Self::codes).
     #[inline(always)]
     unsafe fn unpack<S: Simd>(_block: *const u8) -> Unpacked {
         [[[0; PANEL]; 8]; 2]
@@ -59,7 +59,7 @@ pub(crate) trait PackedFormat {
     ///
     /// # Safety
     ///
-    /// As for [`codes`](Self::codes); `unpacked` is what [`unpack`](Self::unpack) returned.
+    /// See [`codes`](Self::codes); `unpacked` is what [`unpack`](Self::unpack) returned.
     #[inline(always)]
     unsafe fn scale_and_min<S: Simd>(_block: *const u8, _unpacked: &Unpacked, _j: usize) -> (S::F, S::F) {
         unreachable!("blocks of 32 columns are not divided")

@@ -34,7 +34,7 @@ macro_rules! both {
 ///
 /// # Safety
 ///
-/// As for [`Simd::points8`].
+/// See [`Simd::points8`].
 #[inline(always)]
 unsafe fn indices<const U: usize>(codes: *const u8, upper: [UpperBit; U]) -> [[u16; 16]; 4] {
     let mut indices = [[0_u16; 16]; 4];

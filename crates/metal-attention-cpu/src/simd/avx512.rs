@@ -33,7 +33,7 @@ unsafe fn lookup128(low: __m512i, high: __m512i, index: __m512i) -> __m512i {
 ///
 /// # Safety
 ///
-/// As for [`lookup128`].
+/// See [`lookup128`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn lookup64(table: __m512i, index: __m512i) -> __m512i {
@@ -53,7 +53,7 @@ unsafe fn lookup64(table: __m512i, index: __m512i) -> __m512i {
 ///
 /// # Safety
 ///
-/// As for [`lookup128`] and [`Simd::points8`].
+/// See [`lookup128`] and [`Simd::points8`].
 #[inline(always)]
 unsafe fn look_up<const N: usize, const U: usize>(
     book: &CodebookTable<N>,

@@ -136,7 +136,7 @@ pub(crate) trait Simd: Copy + 'static {
     /// `acc[lane] += sum over j of codes[4 lane + j] * a[j]` with unsigned
     /// codes below 128 and the 4 signed activations at `a`.
     unsafe fn dot7(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
-    /// As [`dot7`](Self::dot7) with codes of 8 bits: see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
+    /// [`dot7`](Self::dot7) with codes of 8 bits: see [`DOT8_UNSIGNED`](Self::DOT8_UNSIGNED).
     unsafe fn dot8(acc: Self::I, codes: Self::B, a: *const i8) -> Self::I;
 
     /// [`dot7`](Self::dot7) of steps `FROM..TO`, 4 activations each, for the activations of `T` tokens. Codes are so small that
@@ -174,7 +174,7 @@ pub(crate) trait Simd: Copy + 'static {
 
 /// A computation that can be compiled for any instruction set.
 ///
-/// Other preconditions of a kernel, such as valid pointers, are guaranteed by whoever constructs it: its fields are private to
+/// Other preconditions of a kernel, such as valid pointers, are guaranteed where it is constructed: its fields are private to
 /// the module that upholds them, or its constructor is unsafe.
 pub(crate) trait Kernel {
     /// Runs the kernel on `S`. Implementations are `#[inline(always)]`, so that they are compiled with the instruction set of the

@@ -1,4 +1,4 @@
-//! One and two bits: one scale a block, and codes that stand for themselves less one.
+//! The types of one and two bits, `Q1_0`, `Q2_0`, `TQ1_0` and `TQ2_0`: one scale per block, and values -1, 0, 1 (and 2) times it.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -47,7 +47,7 @@ impl BlockQ2_0 {
     }
 }
 
-/// 2 bits: `x = (q - 1) * d`, made for models whose weights are -1, 0 and 1.
+/// 2 bits: `x = (q - 1) * d`, for models whose weights are -1, 0 and 1.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTq2_0 {
@@ -69,10 +69,10 @@ impl BlockTq2_0 {
     }
 }
 
-/// Ternary digits, five or four to a byte: `x = (q - 1) * d`.
+/// Ternary digits, five or four per byte: `x = (q - 1) * d`.
 ///
-/// A byte is a fraction of 256, rounded up, whose first five digits in base 3 are the codes: times `3^n` modulo 256
-/// it starts with digit `n`, which is the whole part of the rest times 3 / 256.
+/// The byte divided by 256 is a fraction whose first five digits in base 3 are the codes, rounded up. Multiplied by `3^n` modulo
+/// 256 the fraction begins with digit `n`, which is the integer part of that times 3 / 256.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTq1_0 {

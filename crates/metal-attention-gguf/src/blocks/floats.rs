@@ -1,4 +1,4 @@
-//! Plain floats: a block is one number.
+//! The float types F32, F16 and BF16: a block is one number.
 
 use bytemuck::{Pod, Zeroable};
 

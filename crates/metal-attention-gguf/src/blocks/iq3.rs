@@ -1,4 +1,4 @@
-//! Three bits and a little: 4 elements are a point of a codebook, and signs.
+//! The `IQ3` types: 4 elements are a point of a codebook, which contains magnitudes, with a sign for each element.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,7 +6,7 @@ use super::grids::{CodebookGrid, even_signs};
 use super::{BlockFormat, UnalignedF16, block};
 use crate::TensorType;
 
-/// 8 elements: two points of `grid` times `scale`, negative where a bit of `signs` is set.
+/// Dequantises 8 elements: two points of `grid` times `scale`; element `k` is negative where bit `k` of `signs` is set.
 fn points(grid: CodebookGrid, codes: [usize; 2], signs: u8, scale: f32, dst: &mut [f32; 8]) {
     for (k, x) in dst.iter_mut().enumerate() {
         let x_abs = scale * f32::from(grid.value(codes[k / 4], k % 4));
@@ -22,14 +22,14 @@ pub struct BlockIq3Xxs {
     pub d: UnalignedF16,
     /// The codes, one for 4 elements.
     pub qs: [u8; 64],
-    /// Per group a little-endian word: of its elements `8 l..8 l + 8` the signs at bit `7 l` (see
+    /// For each group a little-endian word: the signs of its elements `8 l..8 l + 8` from bit `7 l` on (see
     /// [`even_signs`](super::even_signs)), and the scale in the top four bits.
     pub scales_and_signs: [[u8; 4]; 8],
 }
 block!(BlockIq3Xxs, IQ3_XXS, 256 values in 98 bytes);
 
 impl BlockIq3Xxs {
-    /// Signs and scale of group `g` (below 8).
+    /// The word with signs and scale of group `g` (below 8).
     pub fn signs_and_scale(&self, g: usize) -> u32 {
         u32::from_le_bytes(self.scales_and_signs[g])
     }
@@ -64,7 +64,7 @@ pub struct BlockIq3S {
 block!(BlockIq3S, IQ3_S, 256 values in 110 bytes);
 
 impl BlockIq3S {
-    /// Code of elements `4 j..4 j + 4`.
+    /// The code of elements `4 j..4 j + 4`.
     pub fn code(&self, j: usize) -> usize {
         usize::from(self.qs[j]) | usize::from(self.qh[j / 8] >> (j % 8) & 1) << 8
     }

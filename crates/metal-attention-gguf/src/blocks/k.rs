@@ -1,4 +1,4 @@
-//! The K types: 256 elements in groups of 16 or 32, whose scales are quantised themselves.
+//! The K-quants: blocks of 256 elements in groups of 16 or 32, whose scales and minimums are quantised, too.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,7 +9,7 @@ use crate::TensorType;
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ2K {
-    /// Of each group the scale (low nibble) and the minimum (high nibble).
+    /// For each group the scale (low nibble) and the minimum (high nibble).
     pub scales: [u8; 16],
     /// Two halves of 128 elements, 32 bytes each; bits `2k` and `2k + 1` of byte `j` of a half
     /// belong to its element `32 k + j`.

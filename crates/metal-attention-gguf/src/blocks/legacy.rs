@@ -1,4 +1,4 @@
-//! The first quantised types of ggml: 32 elements with one scale and perhaps a minimum.
+//! The legacy types of ggml, `Q4_0`, `Q4_1`, `Q5_0`, `Q5_1` and `Q8_0`: 32 elements with one scale and, in `_1`, a minimum.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -107,7 +107,7 @@ impl BlockQ5_1 {
     }
 }
 
-/// Four low bits and, as the lowest bit of `high`, the fifth.
+/// A code of 5 bits: the four bits of `low`, and the lowest bit of `high` as the fifth.
 fn five_bits(low: u8, high: u32) -> i32 {
     (u32::from(low) | (high & 1) << 4) as i32
 }

@@ -1,14 +1,14 @@
-//! Block formats: the layout in memory and the exact dequantisation of each.
+//! Block formats: for each tensor type the layout of a quantisation block, and its dequantisation.
 //!
-//! All blocks have alignment 1 and no padding, so any whole number of blocks in a byte slice can
-//! be viewed with [`cast`]. Multi-byte fields are little-endian.
+//! All blocks have alignment 1 and no padding, so a byte slice of whole blocks can be viewed as blocks with [`cast`]. Multi-byte
+//! fields are little-endian.
 //!
-//! Notation: `x[i]` is element `i` of the block, `q` its stored integer, `d` and `m` ("minimum")
-//! the scales. A "nibble plane" packs two elements per byte: the low nibbles first, then the high
-//! nibbles, so byte `j` of a 16-byte plane holds elements `j` and `j + 16`.
+//! Notation: `x` is an element of the block, `q` its code, `d` the scale, `m` the minimum. In a "nibble plane" each byte contains
+//! two codes of 4 bits: the low nibbles are the first half of the elements, the high ones the second half. Byte `j` of a plane of
+//! 16 bytes is elements `j` and `j + 16`. A *group* is the elements of a block of 256 that share a scale.
 //!
-//! The formats are those of ggml (`ggml-common.h`); the order of the floating-point operations is
-//! that of its reference code, so the results agree bit for bit.
+//! The formats are those of ggml (`ggml-common.h`); the order of the floating-point operations is that of its reference code, so
+//! the results agree bit for bit.
 
 mod bits;
 mod floats;
@@ -40,13 +40,13 @@ pub use k::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, scale_min_k4};
 pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use random::random_blocks;
 
-/// A block format: a plain struct over the bytes in the file.
+/// A block format: a struct that lies over the bytes of a block in the file.
 pub trait BlockFormat: Pod {
-    /// The type whose tensors consist of these blocks.
+    /// The tensor type.
     const TYPE: TensorType;
 }
 
-/// Views bytes as blocks, without copying.
+/// Views bytes as blocks without copying.
 ///
 /// # Panics
 /// When `bytes` is not a whole number of blocks.

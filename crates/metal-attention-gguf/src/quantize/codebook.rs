@@ -1,35 +1,39 @@
-//! The nearest point of a codebook, for the quantisers of the `IQ1`, `IQ2` and `IQ3` types.
+//! The search for the nearest point of a codebook, for the quantisers of the `IQ1`, `IQ2` and `IQ3` types.
 //!
-//! An element is rounded by itself first, to the nearest of the values it can have. Where these roundings together are
-//! a point of the codebook, no other is nearer, however elements are weighted. Where they are none, the few points that
-//! lie around that cell are compared. Which these are is found out when a cell is met for the first time.
+//! Each element is first rounded by itself to the nearest of the values that it can have. The combination of these values is a
+//! *cell*. Where a point of the codebook has these values, no other point is nearer, whatever the weights. Otherwise the points
+//! that are close to the cell are compared. They are determined when the cell occurs for the first time.
 
 use std::array::from_fn;
 use std::sync::OnceLock;
 
 use crate::blocks::CodebookGrid;
 
-/// How many points are compared.
+/// The number of points that are compared.
 const AROUND: usize = 16;
 
-/// A codebook of points of `W` elements that can have `B + 1` values, with what was found out about the cells between.
+/// A codebook of points of `W` elements with `B + 1` possible values, and the cells that have occurred.
 pub(crate) struct CodebookSearch<const W: usize, const B: usize> {
     /// The points, by code.
     points: Vec<[f32; W]>,
-    /// What an element can be, from the smallest on.
+    /// The values of an element in ascending order.
     values: Vec<f32>,
-    /// Half way between neighbouring values.
+    /// The midpoints between neighbouring values.
     borders: [f32; B],
-    /// By cell: the code there, or the codes around.
+    /// The codes near each cell, `[(B + 1)^W]`.
     cells: Vec<OnceLock<NearestCodes>>,
 }
 
+/// The codes near a cell.
 enum NearestCodes {
+    /// The code of the point with the cell's values.
     At(u16),
+    /// The codes of the points closest to the cell, where no point has its values.
     Around([u16; AROUND]),
 }
 
 impl<const W: usize, const B: usize> CodebookSearch<W, B> {
+    /// The codebook of `grid`. Panics where `W` or `B` does not match.
     pub(crate) fn new(grid: CodebookGrid) -> Self {
         assert!(grid.width() == W && grid.values.len() == B + 1, "a codebook of other points");
         let values: Vec<f32> = grid.values.iter().map(|&v| v.into()).collect();
@@ -42,7 +46,7 @@ impl<const W: usize, const B: usize> CodebookSearch<W, B> {
         }
     }
 
-    /// The point of that code.
+    /// The point of `code`.
     pub(crate) fn point(&self, code: u16) -> &[f32; W] {
         &self.points[usize::from(code)]
     }
@@ -52,7 +56,8 @@ impl<const W: usize, const B: usize> CodebookSearch<W, B> {
         self.values[self.values.len() - 1]
     }
 
-    /// The code of the point nearest to `x`, where the square of each element's distance counts `w` times.
+    /// The code of the point nearest to `x`, with the weights `w` of the squared distances. Rarely another point is slightly
+    /// nearer.
     pub(crate) fn nearest(&self, x: &[f32; W], w: &[f32; W]) -> u16 {
         let mut cell = 0;
         for &x in x.iter().rev() {
@@ -77,6 +82,7 @@ impl<const W: usize, const B: usize> CodebookSearch<W, B> {
         best.1
     }
 
+    /// Determines the codes near a cell.
     fn near(&self, cell: usize) -> NearestCodes {
         let n = B + 1;
         let center: [f32; W] = from_fn(|k| self.values[cell / n.pow(k as u32) % n]);
@@ -94,12 +100,13 @@ impl<const W: usize, const B: usize> CodebookSearch<W, B> {
 mod tests {
     use super::*;
 
-    /// All points compared.
+    /// The smallest weighted squared distance from `x` to any point.
     fn exhaustive<const W: usize, const B: usize>(book: &CodebookSearch<W, B>, x: &[f32; W], w: &[f32; W]) -> f32 {
         let distance = |p: &[f32; W]| (0..W).map(|k| w[k] * (x[k] - p[k]).powi(2)).sum::<f32>();
         book.points.iter().map(distance).fold(f32::INFINITY, f32::min)
     }
 
+    /// The mean squared distance of the points that [`CodebookSearch::nearest`] finds, relative to that of the nearest points.
     fn compare<const W: usize, const B: usize>(grid: CodebookGrid, low: f32, high: f32) -> f64 {
         let book = CodebookSearch::<W, B>::new(grid);
         let mut state = 7u64;

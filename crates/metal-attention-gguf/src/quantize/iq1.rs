@@ -1,5 +1,5 @@
-//! `IQ1`: 8 elements are a point of -1, 0 and 1, moved up or down by an eighth. The search is that of `IQ2`, with the
-//! direction of the move in the place of signs.
+//! Quantisers of the `IQ1` types: 8 elements are a point with elements -1, 0 and 1, shifted up or down by 1/8. The search is that
+//! of the `IQ2` types, with the direction of the shift in place of signs.
 
 use std::array::from_fn;
 use std::sync::LazyLock;
@@ -8,43 +8,46 @@ use super::codebook::CodebookSearch;
 use super::fit::{FitSums, extreme, inverse, nearby, round, weights};
 use crate::blocks::{BlockIq1M, BlockIq1S, CodebookGrid, IQ1_DELTA, UnalignedF16};
 
+/// The importance of a block's columns.
 type Columns<'a> = Option<&'a [f32; 256]>;
 
 static IQ1: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ1));
 
-/// Extremes of a group are brought to these values when scales are tried.
+/// The values to which the extreme element of a group is scaled by the scales that are tried.
 const FACTORS: [f32; 14] = [0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.95, 2.1, 2.3, 2.6];
 
-/// So much longer than least squares want it is the result. With so few bits points are far from what they stand for, and
-/// the nearest ones are shorter, all by about the same: a model predicts worse with too small products than with noise.
-/// Measured: of 1, 1.06, 1.09, 1.1, 1.125 and 1.16 this gives the smallest divergence from the model quantised.
-const LONGER: f32 = 1.1;
+/// The factor by which the stored scale exceeds the least-squares scale. With so few bits the points are far from the elements,
+/// and the nearest ones have smaller norms, all by about the same factor. Products that are too small harm a model's predictions
+/// more than noise does. Measured: of 1, 1.06, 1.09, 1.1, 1.125 and 1.16 this factor gives the smallest divergence from the
+/// original model.
+const SCALE_CORRECTION: f32 = 1.1;
 
 /// Rounds of choosing the groups' scales and refitting the common factor.
 const ROUNDS: usize = 2;
 
-/// 256 elements: `x = d * (2 scale + 1) * (point ± 1/8)`.
+/// The quantised form of 256 elements: `x = d * (2 scale + 1) * (point ± 1/8)`.
 struct Fit {
     d: UnalignedF16,
-    /// Scales, one a group, 0 to 7.
+    /// The scale of each group, 0 to 7; of 8 groups the first half.
     scales: [u8; 16],
-    /// Codes, one for 8 elements, and whether their point is moved down.
+    /// The code of each 8 elements, and whether their point is shifted down.
     points: [(u16, bool); 32],
 }
 
-/// A group of 32, all moved in one direction (`together`), or of 16, each point in its own.
+/// Quantises 256 elements in groups of `group` elements (32 or 16). `together`: all points of a group are shifted in the same
+/// direction; otherwise each point has its own.
 fn fit(x: &[f32; 256], columns: Columns, group: usize, together: bool) -> Fit {
     let w = weights(x, columns, |x, rms| 0.25 * rms * rms + x * x);
     let groups = |g: usize| (&x[g * group..][..group], &w[g * group..][..group]);
     let n_groups = 256 / group;
-    let mut wanted = [0.0; 16];
-    for (g, scale) in wanted[..n_groups].iter_mut().enumerate() {
+    let mut best_scales = [0.0; 16];
+    for (g, scale) in best_scales[..n_groups].iter_mut().enumerate() {
         let (x, w) = groups(g);
         *scale = best_scale(x, w, together);
     }
     let factor = |code: f32| 2.0 * code + 1.0;
-    let mut d = extreme(&wanted) / factor(7.0);
-    let mut scales = wanted.map(|scale| round(((scale * inverse(d) - 1.0) / 2.0).clamp(0.0, 7.0)));
+    let mut d = extreme(&best_scales) / factor(7.0);
+    let mut scales = best_scales.map(|scale| round(((scale * inverse(d) - 1.0) / 2.0).clamp(0.0, 7.0)));
     for _ in 0..ROUNDS {
         let (mut xp, mut pp) = (0.0, 0.0);
         for (g, code) in scales[..n_groups].iter_mut().enumerate() {
@@ -65,10 +68,10 @@ fn fit(x: &[f32; 256], columns: Columns, group: usize, together: bool) -> Fit {
         let (found, _) = nearest(x, w, d.to_f32() * factor(scales[g]), together);
         points.copy_from_slice(&found[..group / 8]);
     }
-    Fit { d: UnalignedF16::from_f32(LONGER * d.to_f32()), scales: scales.map(|code| code as u8), points }
+    Fit { d: UnalignedF16::from_f32(SCALE_CORRECTION * d.to_f32()), scales: scales.map(|code| code as u8), points }
 }
 
-/// The scale with which points come closest to a group.
+/// The scale with the smallest error for a group; 0 for a group of zeros.
 fn best_scale(x: &[f32], w: &[f32], together: bool) -> f32 {
     let largest = extreme(x).abs();
     if largest == 0.0 {
@@ -85,7 +88,7 @@ fn best_scale(x: &[f32], w: &[f32], together: bool) -> f32 {
     if again.gain() > best.0 { again.scale() } else { best.1 }
 }
 
-/// Up to four points nearest to `x / scale`, and the squared errors with that scale, summed up.
+/// The points (up to four) nearest to `x / scale`, each as a code and whether it is shifted down, and the sums for their error.
 fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4], FitSums) {
     let inverse = inverse(scale);
     let mut both = [false, true].map(|down| {
@@ -115,10 +118,12 @@ fn nearest(x: &[f32], w: &[f32], scale: f32, together: bool) -> ([(u16, bool); 4
     (up.0, total(&up.1))
 }
 
+/// The sums for the error of the nearest points with `scale`.
 fn sums(x: &[f32], w: &[f32], scale: f32, together: bool) -> FitSums {
     nearest(x, w, scale, together).1
 }
 
+/// The block of `IQ1_S`.
 pub(super) fn iq1_s(x: &[f32; 256], columns: Columns) -> BlockIq1S {
     let fit = fit(x, columns, 32, true);
     let high = |g: usize| {
@@ -128,6 +133,7 @@ pub(super) fn iq1_s(x: &[f32; 256], columns: Columns) -> BlockIq1S {
     BlockIq1S { d: fit.d, qs: fit.points.map(|(code, _)| code as u8), qh: from_fn(|g| high(g).to_le_bytes()) }
 }
 
+/// The block of `IQ1_M`.
 pub(super) fn iq1_m(x: &[f32; 256], columns: Columns) -> BlockIq1M {
     let fit = fit(x, columns, 16, false);
     let nibble = |i: usize| (fit.points[i].0 >> 8) as u8 | u8::from(fit.points[i].1) << 3;

@@ -1,6 +1,6 @@
-//! The plain floats and the types of 32 elements with one scale.
+//! Quantisers of the float types and the legacy types of 32 elements with one scale.
 //!
-//! Without importance they round as ggml's reference quantisers do: the scale is that of the extreme element. With it,
+//! Without importance they round as ggml's reference quantisers do: the scale follows from the extreme element. With importance,
 //! scales are searched.
 
 use half::bf16;
@@ -10,6 +10,7 @@ use crate::blocks::{
     BlockBf16, BlockF16, BlockF32, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, UnalignedF16,
 };
 
+/// The importance of a block's columns.
 type Columns<'a> = Option<&'a [f32; 32]>;
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // as blocks of more
@@ -27,23 +28,24 @@ pub(super) fn bf16(&[x]: &[f32; 1]) -> BlockBf16 {
     BlockBf16 { x: bf16::from_f32(x).to_le_bytes() }
 }
 
+/// The smallest and the largest element.
 fn min_max(x: &[f32]) -> (f32, f32) {
     x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), &x| (min.min(x), max.max(x)))
 }
 
-/// Packs 32 numbers of 4 bits into a nibble plane: byte `j` gets elements `j` and `j + 16`.
+/// Packs 32 codes of 4 bits to a nibble plane: byte `j` contains elements `j` and `j + 16`.
 pub(super) fn nibbles(q: &[u8; 32]) -> [u8; 16] {
     std::array::from_fn(|j| q[j] & 15 | q[j + 16] << 4)
 }
 
-/// Collects the fifth bits of 32 numbers.
+/// Packs the fifth bits of 32 codes.
 fn fifth_bits(q: &[u8; 32]) -> [u8; 4] {
     let bits = q.iter().rev().fold(0u32, |bits, &q| bits << 1 | u32::from(q >> 4));
     bits.to_le_bytes()
 }
 
-/// Codes from 0 to `2 middle - 1` for `x = d * (code - middle)`. The extreme becomes `-middle`, so that it is met exactly
-/// whatever its sign, unless columns differ in importance.
+/// Scale and codes from 0 to `2 middle - 1` for `x = d * (code - middle)`. Without importance the extreme element is mapped to
+/// `-middle`, so that it is exact whatever its sign.
 fn symmetric(x: &[f32; 32], columns: Columns, middle: f32) -> (UnalignedF16, [u8; 32]) {
     let largest = 2.0 * middle - 1.0;
     if columns.is_none() {
@@ -74,27 +76,31 @@ fn affine(x: &[f32; 32], columns: Columns, largest: f32) -> (UnalignedF16, Unali
     (d, m, x.map(|x| round(((x - m.to_f32()) * inverse).clamp(0.0, largest)) as u8))
 }
 
+/// The block of `Q4_0`.
 pub(super) fn q4_0(x: &[f32; 32], columns: Columns) -> BlockQ4_0 {
     let (d, q) = symmetric(x, columns, 8.0);
     BlockQ4_0 { d, qs: nibbles(&q) }
 }
 
+/// The block of `Q4_1`.
 pub(super) fn q4_1(x: &[f32; 32], columns: Columns) -> BlockQ4_1 {
     let (d, m, q) = affine(x, columns, 15.0);
     BlockQ4_1 { d, m, qs: nibbles(&q) }
 }
 
+/// The block of `Q5_0`.
 pub(super) fn q5_0(x: &[f32; 32], columns: Columns) -> BlockQ5_0 {
     let (d, q) = symmetric(x, columns, 16.0);
     BlockQ5_0 { d, qh: fifth_bits(&q), qs: nibbles(&q) }
 }
 
+/// The block of `Q5_1`.
 pub(super) fn q5_1(x: &[f32; 32], columns: Columns) -> BlockQ5_1 {
     let (d, m, q) = affine(x, columns, 31.0);
     BlockQ5_1 { d, m, qh: fifth_bits(&q), qs: nibbles(&q) }
 }
 
-/// Rounds half away from zero.
+/// The block of `Q8_0`; codes are rounded half away from zero, as in ggml.
 pub(super) fn q8_0(x: &[f32; 32]) -> BlockQ8_0 {
     let d = extreme(x).abs() / 127.0;
     let inverse = inverse(d);

@@ -209,7 +209,7 @@ impl StateRows {
     ///
     /// # Safety
     ///
-    /// As for [`row`], for `keys.len()` rows.
+    /// See [`row`], for `keys.len()` rows.
     #[expect(clippy::too_many_arguments, reason = "a struct of references costs a kernel its registers")]
     #[inline(always)]
     pub(super) unsafe fn step<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
