@@ -1,5 +1,5 @@
-//! Benchmark of prefill and decode, with a synthetic model of the shape of SmolLM-135M in `Q4_0`, on the CPU and, where there is
-//! one, on a GPU: `cargo bench --bench inference -- prefill`, `-- decode`.
+//! Benchmark of prefill and decode, with a synthetic model of the shape of SmolLM-135M in `Q4_0`, on the CPU and, where there
+//! is one, on a GPU: `cargo bench --bench inference -- prefill`, `-- decode`.
 
 mod support;
 

@@ -14,8 +14,8 @@ const TOKENS: [usize; 3] = [1, 4, 64];
 /// The duration of a measurement.
 const TIME: Duration = Duration::from_millis(100);
 
-/// Prints the microseconds of a product on one thread, and for one token the ratio to the time of `Q4_0`. Names of types among the
-/// arguments restrict the table to these.
+/// Prints the microseconds of a product on one thread, and for one token the ratio to the time of `Q4_0`. Names of types
+/// among the arguments restrict the table to these.
 pub fn table() {
     let selected = |ty: &TensorType| std::env::args().any(|arg| arg.eq_ignore_ascii_case(ty.name()));
     let all = !TensorType::ALL.iter().any(selected);

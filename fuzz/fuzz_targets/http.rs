@@ -10,7 +10,8 @@ const ENDPOINTS: [&str; 6] =
     ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/rerank"];
 
 fuzz_target!(|data: &[u8]| {
-    // The first byte selects an endpoint (a, b, c, ...) or, with any other value, a raw connection. Letters keep seeds readable.
+    // The first byte selects an endpoint (a, b, c, ...) or, with any other value, a raw connection. Letters keep seeds
+    // readable.
     let [choice, rest @ ..] = data else { return };
     match ENDPOINTS.get(usize::from(choice.wrapping_sub(b'a'))) {
         Some(path) => ask("POST", path, rest).check(),

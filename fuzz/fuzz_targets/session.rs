@@ -1,5 +1,5 @@
-//! Fuzz target of session files. Any bytes, with checksums corrected, give either a typed error or a session that generation can
-//! be resumed from.
+//! Fuzz target of session files. Any bytes, with checksums corrected, give either a typed error or a session that generation
+//! can be resumed from.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Fuzz target of tokenizers, with arbitrary vocabularies and texts. Building, encoding and decoding must not panic, ids must be
-//! in the vocabulary, and the streaming decoder must agree with decoding all bytes at once.
+//! Fuzz target of tokenizers, with arbitrary vocabularies and texts. Building, encoding and decoding must not panic, ids must
+//! be in the vocabulary, and the streaming decoder must agree with decoding all bytes at once.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

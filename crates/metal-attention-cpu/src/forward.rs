@@ -63,11 +63,14 @@ pub(crate) struct Scratch {
     /// The output of a mixer or feed-forward that is normalised, scaled or delayed before it joins `x`, `[n_tokens, n_embd]`.
     /// Outputs that are added as they are go to `x` directly.
     branch_out: Vec<f32>,
-    /// Queries, `[n_tokens, n_head * head_dim]`; also the receptances of RWKV and the input projection of a short convolution.
+    /// Queries, `[n_tokens, n_head * head_dim]`; also the queries of the delta rule, the receptances of RWKV and the input
+    /// projection of a short convolution.
     q: Vec<f32>,
-    /// Keys of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache.
+    /// Keys of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache; of latent
+    /// attention the compressed rows. Also the keys of RWKV and the delta rule.
     k: Vec<f32>,
-    /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache.
+    /// Values of the micro-batch, `[n_tokens, n_head_kv * head_dim]`, before they are copied to the KV cache. Also the values of
+    /// RWKV and the delta rule.
     v: Vec<f32>,
     /// The query projection of attention with an output gate: of each head the query, then its gate,
     /// `[n_tokens, n_head * 2 * head_dim]`.

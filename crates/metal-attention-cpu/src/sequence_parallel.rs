@@ -1,8 +1,9 @@
 //! Parallelism over sequences, for small models: each thread evaluates some of the sequences of a micro-batch through all
 //! layers.
 //!
-//! Otherwise every kernel is spread over the threads, which then synchronise several times per layer. A small model's layer takes
-//! hardly longer than that. Its weights fit the cache of every core, so it costs little that each thread reads all of them.
+//! Otherwise every kernel is spread over the threads, which then synchronise several times per layer. A small model's layer
+//! takes hardly longer than that. Its weights fit the cache of every core, so it costs little that each thread reads all of
+//! them.
 
 use std::ops::Range;
 

@@ -30,8 +30,8 @@ pub(crate) struct SharedStateSlots<'a> {
 }
 
 impl StateSlots {
-    /// Allocates as many slots as `groups` has states, and slot 0; no slots for a model without recurrent states. `None` when there
-    /// is not enough memory.
+    /// Allocates as many slots as `groups` has states, and slot 0; no slots for a model without recurrent states. `None` when
+    /// there is not enough memory.
     pub(crate) fn new(spec: &ModelSpec, groups: &CacheGroups) -> Option<Self> {
         let layout = StateLayout::new(spec);
         let n_slots = groups.states().map_or(0, |states| states.n_states + 1);

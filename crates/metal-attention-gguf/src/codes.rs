@@ -19,7 +19,8 @@ pub fn two_bits(qs: &[u8], i: usize) -> Codes {
     shifted(&qs[32 * (i / 4)..], 2 * (i % 4), 3)
 }
 
-/// The 4-bit codes of elements `32 i..32 i + 32`: element `32 i + l` is in byte `32 (i / 2) + l`, in the low nibble for even `i`.
+/// The 4-bit codes of elements `32 i..32 i + 32`: element `32 i + l` is in byte `32 (i / 2) + l`, in the low nibble for even
+/// `i`.
 pub fn four_bits(qs: &[u8], i: usize) -> Codes {
     shifted(&qs[32 * (i / 2)..], 4 * (i % 2), 15)
 }

@@ -1,5 +1,5 @@
-//! Opening GGUF files: one file, or all parts of a split model, mapped or read into memory. The bytes are parsed by `parse`; the
-//! result is a [`GgufFile`] with metadata and tensors.
+//! Opening GGUF files: one file, or all parts of a split model, mapped or read into memory. The bytes are parsed by `parse`;
+//! the result is a [`GgufFile`] with metadata and tensors.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -41,8 +41,8 @@ pub struct GgufFile {
 
 impl GgufFile {
     /// Maps the file at `path`. If its metadata has `split.count`, as in `model-00001-of-00003.gguf`, maps all parts of the
-    /// model from the same folder; `path` may name any part. The metadata are then those of the first part without the `split.*`
-    /// keys.
+    /// model from the same folder; `path` may name any part. The metadata are then those of the first part without the
+    /// `split.*` keys.
     ///
     /// The file must not be truncated or rewritten in place while it is open: on Unix, reading a page that is no longer in the
     /// file raises the signal `SIGBUS`; see [`exit_on_lost_pages`](crate::exit_on_lost_pages). [`read`](Self::read) has no such

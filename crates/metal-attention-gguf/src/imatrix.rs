@@ -1,9 +1,9 @@
 //! Importance matrices ("imatrix"): the mean square of the inputs of each matrix over a text, column by column.
 //!
-//! The error of a product `W x` is a sum over columns of (error of `W`) times (element of `x`), so a quantiser that is given the mean square of
-//! each column's input can weigh the errors of the columns. The files are those of llama.cpp: a GGUF file with two F32 tensors
-//! per matrix, `NAME.in_sum2`, `[n_matrices, n_in]`, and `NAME.counts`, `[n_matrices, 1]`, where `n_matrices` is the number of
-//! matrices in one tensor, as of experts. The older binary format can be read, but not written.
+//! The error of a product `W x` is a sum over columns of (error of `W`) times (element of `x`), so a quantiser that is given
+//! the mean square of each column's input can weigh the errors of the columns. The files are those of llama.cpp: a GGUF file
+//! with two F32 tensors per matrix, `NAME.in_sum2`, `[n_matrices, n_in]`, and `NAME.counts`, `[n_matrices, 1]`, where
+//! `n_matrices` is the number of matrices in one tensor, as of experts. The older binary format can be read, but not written.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -204,8 +204,8 @@ impl Imatrix {
         Ok(())
     }
 
-    /// The mean squares of the inputs of tensor `name`, `[n_matrices, n_in]`; 1 for the columns of a matrix without input. `None`
-    /// where the tensor is absent.
+    /// The mean squares of the inputs of tensor `name`, `[n_matrices, n_in]`; 1 for the columns of a matrix without input.
+    /// `None` where the tensor is absent.
     pub fn mean_squares(&self, name: &str) -> Option<Vec<f32>> {
         let InputSums { sums, counts } = self.entries.get(name)?;
         let n_in = sums.len() / counts.len();

@@ -1,7 +1,7 @@
 //! Mapped files that are truncated while they are in use.
 //!
-//! Reading a page of a mapping that is no longer in the file raises `SIGBUS`, which ends the process without a message. A program
-//! can install a handler that reports the file: [`exit_on_lost_pages`]. All mappings are registered for it in a list.
+//! Reading a page of a mapping that is no longer in the file raises `SIGBUS`, which ends the process without a message. A
+//! program can install a handler that reports the file: [`exit_on_lost_pages`]. All mappings are registered for it in a list.
 
 #[cfg(unix)]
 pub(crate) use unix::MappedFileGuard;
@@ -96,8 +96,8 @@ mod unix {
 
     /// Installs the handler; see [`exit_on_lost_pages`](super::exit_on_lost_pages).
     pub(super) fn install_handler(exit_code: i32, advice: &'static str) {
-        // SAFETY: both calls get valid pointers, and all zeros is a valid `sigaction`. The handler is async-signal-safe: it reads
-        // atomics and constants, and calls `write`, `_exit`, `sigaction` and `raise` only.
+        // SAFETY: both calls get valid pointers, and all zeros is a valid `sigaction`. The handler is async-signal-safe: it
+        // reads atomics and constants, and calls `write`, `_exit`, `sigaction` and `raise` only.
         unsafe {
             let mut before: libc::sigaction = mem::zeroed();
             if libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut before) != 0 {
@@ -116,8 +116,8 @@ mod unix {
         }
     }
 
-    /// The handler: ends the process where the address lies in a registered mapping, otherwise restores the previous handler and
-    /// raises the signal again.
+    /// The handler: ends the process where the address lies in a registered mapping, otherwise restores the previous handler
+    /// and raises the signal again.
     extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         let Some(handling) = HANDLING.get() else { return };
         // SAFETY: the system passes a valid `siginfo_t`, whose union contains an address for this signal.

@@ -97,7 +97,8 @@ impl TensorShape {
     }
 }
 
-/// Parses everything before the tensor data of the file `bytes`, and checks that the tensors lie in the file and do not overlap.
+/// Parses everything before the tensor data of the file `bytes`, and checks that the tensors lie in the file and do not
+/// overlap.
 pub(crate) fn parse(bytes: &[u8]) -> Result<GgufHeader> {
     if bytes.is_empty() {
         return Err(GgufError::Empty);

@@ -1,8 +1,8 @@
 //! Models that are split into several files by llama.cpp's `gguf-split`.
 //!
-//! The parts are named `NAME-00001-of-00003.gguf` and so on. The metadata of each contain its index, `split.no` (from zero), the
-//! number of parts, `split.count`, and the number of tensors in all parts, `split.tensors.count`. The first part contains the
-//! metadata of the model.
+//! The parts are named `NAME-00001-of-00003.gguf` and so on. The metadata of each contain its index, `split.no` (from zero),
+//! the number of parts, `split.count`, and the number of tensors in all parts, `split.tensors.count`. The first part contains
+//! the metadata of the model.
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,8 @@ pub(crate) fn remove_keys(metadata: &mut Metadata) {
     }
 }
 
-/// The paths of all parts of the model that the file at `path`, with this metadata, is a part of; `None` when the file is a whole
-/// model. An error where the metadata contradict the file name.
+/// The paths of all parts of the model that the file at `path`, with this metadata, is a part of; `None` when the file is a
+/// whole model. An error where the metadata contradict the file name.
 pub(crate) fn part_paths(path: &Path, metadata: &Metadata) -> Result<Option<PartPaths>> {
     let count = match number(path, metadata, COUNT)? {
         None | Some(0 | 1) => return Ok(None),

@@ -44,8 +44,8 @@ impl Tensor {
         Arc::clone(&self.name)
     }
 
-    /// The dimensions in GGUF order: `shape()[0]` is the length of a row, whose elements are contiguous, `shape()[1]` the number
-    /// of rows. 1 to 4 dimensions, none of them zero.
+    /// The dimensions in GGUF order: `shape()[0]` is the length of a row, whose elements are contiguous, `shape()[1]` the
+    /// number of rows. 1 to 4 dimensions, none of them zero.
     pub fn shape(&self) -> &[usize] {
         self.shape.as_slice()
     }

@@ -86,8 +86,9 @@ impl<W: Write> GgufWriter<W> {
         Ok(writer)
     }
 
-    /// Writes the next bytes of the tensor data. Calls may divide the data anywhere: a tensor may be written in several calls, and
-    /// a call may contain the end of one tensor and the beginning of the next. An error where there are more bytes than declared.
+    /// Writes the next bytes of the tensor data. Calls may divide the data anywhere: a tensor may be written in several
+    /// calls, and a call may contain the end of one tensor and the beginning of the next. An error where there are more bytes
+    /// than declared.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let Some((_, size)) = self.tensors.get(self.current) else {

@@ -58,9 +58,9 @@ impl<'a> AttentionParams<'a> {
 }
 
 impl MicroBatchRun<'_> {
-    /// Computes Q, K and V of all tokens from `normed`: projections with biases, norms, RoPE, and the scale of the scores, which
-    /// Q is multiplied by. Q stays in `q`, its gates in `q_and_gate`; K and V are stored in `cache` where the layer owns it.
-    /// A layer that shares another layer's cache computes Q only.
+    /// Computes Q, K and V of all tokens from `normed`: projections with biases, norms, RoPE, and the scale of the scores,
+    /// which Q is multiplied by. Q stays in `q`, its gates in `q_and_gate`; K and V are stored in `cache` where the layer
+    /// owns it. A layer that shares another layer's cache computes Q only.
     pub(super) fn project_and_cache<E: CacheElement>(
         &mut self,
         layer: usize,

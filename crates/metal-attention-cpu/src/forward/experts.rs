@@ -50,7 +50,8 @@ struct Assignment {
 }
 
 impl MicroBatchRun<'_> {
-    /// The mixture of experts of `normed`, and the shared expert; written to `branch_out`, and added to `x` where `to_x` is set.
+    /// The mixture of experts of `normed`, and the shared expert; written to `branch_out`, and added to `x` where `to_x` is
+    /// set.
     pub(super) fn experts(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, to_x: bool) {
         let n_embd = self.spec.n_embd;
         let n_tokens = self.scratch.x.len() / n_embd;

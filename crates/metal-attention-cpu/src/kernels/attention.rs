@@ -38,8 +38,8 @@ pub(crate) struct Query {
     pub(crate) slope: f32,
     /// The partial result, `[padded(value_dim)]`: the sum of values weighted by `exp(score - max)`.
     pub(crate) out: *mut f32,
-    /// The maximum of the scores and the sum of the weights: `[max, sum]`; `[-inf, 0]` where the query attends to no position of
-    /// the split.
+    /// The maximum of the scores and the sum of the weights: `[max, sum]`; `[-inf, 0]` where the query attends to no position
+    /// of the split.
     pub(crate) max_sum: *mut [f32; 2],
 }
 

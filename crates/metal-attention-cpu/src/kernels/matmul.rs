@@ -2,8 +2,8 @@
 //! GEMV, for several a GEMM.
 //!
 //! [`matmul`] computes several products with the same input in one parallel region. It divides the rows of the matrices, in
-//! *panels* of [`PANEL`] rows, into chunks for the threads, and calls the kernel for the matrix's weight layout: `matmul_packed`
-//! for quantised weights and 8-bit activations, `matmul_plain` for float weights and F32 activations.
+//! *panels* of [`PANEL`] rows, into chunks for the threads, and calls the kernel for the matrix's weight layout:
+//! `matmul_packed` for quantised weights and 8-bit activations, `matmul_plain` for float weights and F32 activations.
 
 use std::ops::Range;
 

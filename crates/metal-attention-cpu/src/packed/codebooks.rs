@@ -36,8 +36,8 @@ const fn signed_values(grid: CodebookGrid) -> [u8; 16] {
 
 const IQ2_VALUES: [u8; 16] = signed_values(CodebookGrid::IQ2_S);
 const IQ3_VALUES: [u8; 16] = signed_values(CodebookGrid::IQ3_XXS);
-/// The table of `IQ1`, with an offset of 16: eight times -1, 0 and 1, first shifted up by one, then (selected by the bit that is
-/// the sign in other types) shifted down by one.
+/// The table of `IQ1`, with an offset of 16: eight times -1, 0 and 1, first shifted up by one, then (selected by the bit that
+/// is the sign in other types) shifted down by one.
 const IQ1_VALUES: [u8; 16] = [9, 17, 25, 0, 0, 0, 0, 0, 7, 15, 23, 0, 0, 0, 0, 0];
 
 /// The step that each bit of a sign plane belongs to, for points of 8 columns: the inverse of [`SIGN_BITS`].
@@ -53,8 +53,8 @@ const SIGN_STEPS: [usize; 8] = {
 
 // ---- packing -----------------------------------------------------------------------------
 
-/// Writes one row's block to its lane of the panel's block `out`: for each 32 columns the lower bits of `N` codes and the signs,
-/// where the type has some; then `tail` and the scale of the scales, `d`.
+/// Writes one row's block to its lane of the panel's block `out`: for each 32 columns the lower bits of `N` codes and the
+/// signs, where the type has some; then `tail` and the scale of the scales, `d`.
 fn put<const N: usize>(
     codes: impl Fn(usize) -> u8,
     signs: Option<&dyn Fn(usize) -> u8>,
@@ -175,8 +175,8 @@ unsafe fn scaled<S: Simd>(block: *const u8, at: usize, factor: f32) -> (S::F, S:
     unsafe { (S::f_mul(halves::<S>(block, at), S::f_splat(factor)), S::f_splat(0.0)) }
 }
 
-/// The sign bits of all columns of a row: all set where bit 0 of the row's integer `down` is set (`IQ1` shifts the values down),
-/// all clear otherwise.
+/// The sign bits of all columns of a row: all set where bit 0 of the row's integer `down` is set (`IQ1` shifts the values
+/// down), all clear otherwise.
 #[inline(always)]
 unsafe fn down_signs<S: Simd>(down: S::I) -> S::B {
     // SAFETY: the caller vouches for the instruction set.

@@ -1,5 +1,5 @@
-//! Reading a panel's block of each type in a kernel: the trait [`PackedFormat`], the functions that unpack bit planes and scales,
-//! and the table of formats without a codebook (macro `format!`).
+//! Reading a panel's block of each type in a kernel: the trait [`PackedFormat`], the functions that unpack bit planes and
+//! scales, and the table of formats without a codebook (macro `format!`).
 //!
 //! `S` is the instruction set, `S::B` a vector of 64 bytes (16 rows x 4 columns), `S::F` 16 floats, one for each row. The
 //! numbers in the table are byte offsets in a panel's block: of `n` columns, `16 n * bits / 8` bytes of codes are followed by
@@ -44,8 +44,8 @@ pub(crate) trait PackedFormat {
     /// See [`codes`](Self::codes).
     unsafe fn block_scale_and_min<S: Simd>(block: *const u8) -> (S::F, S::F);
 
-    /// Unpacks the scales and minimums of all sub-blocks for [`scale_and_min`](Self::scale_and_min); formats for which that does
-    /// not pay return zeros.
+    /// Unpacks the scales and minimums of all sub-blocks for [`scale_and_min`](Self::scale_and_min); formats for which that
+    /// does not pay return zeros.
     ///
     /// # Safety
     ///
@@ -55,7 +55,8 @@ pub(crate) trait PackedFormat {
         [[[0; PANEL]; 8]; 2]
     }
 
-    /// Scale and minimum of sub-block `j`, per row, in multiples of those of the block. Blocks of 32 columns have no sub-blocks.
+    /// Scale and minimum of sub-block `j`, per row, in multiples of those of the block. Blocks of 32 columns have no
+    /// sub-blocks.
     ///
     /// # Safety
     ///

@@ -65,8 +65,8 @@ unsafe fn indices<const U: usize>(codes: *const u8, upper: [UpperBit; U]) -> [[u
     indices
 }
 
-/// An empty assembly statement that keeps the computation of `x` at this point. Without it the compiler computes all steps of one
-/// token before those of the next, and spills the codes of all steps to the stack.
+/// An empty assembly statement that keeps the computation of `x` at this point. Without it the compiler computes all steps of
+/// one token before those of the next, and spills the codes of all steps to the stack.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn in_place(x: &mut I) {
@@ -356,8 +356,8 @@ impl Simd for Avx2 {
         unsafe {
             let mut pairs = [[_mm256_setzero_si256(); 2]; T];
             let mut n = 0;
-            // Steps whose codes are in the same vector of a 4-bit plane follow each other. A macro, because the compiler does not
-            // unroll a loop here.
+            // Steps whose codes are in the same vector of a 4-bit plane follow each other. A macro, because the compiler does
+            // not unroll a loop here.
             macro_rules! steps {
                 ($($s:literal)*) => {$(
                     if FROM <= $s && $s < TO {

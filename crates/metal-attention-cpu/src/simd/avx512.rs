@@ -63,8 +63,8 @@ unsafe fn look_up<const N: usize, const U: usize>(
     // SAFETY: as the caller vouches; all loads of the table lie inside it.
     unsafe {
         let index = _mm512_loadu_si512(codes.cast());
-        // Bit 7 and the upper bits of the codes, as masks: each selects between tables of 128 entries, or between the results of
-        // such selections.
+        // Bit 7 and the upper bits of the codes, as masks: each selects between tables of 128 entries, or between the results
+        // of such selections.
         let mut bits = [_mm512_movepi8_mask(index); 4];
         for b in 0..U {
             let rows = _mm512_castsi128_si512(_mm_loadu_si128(upper[b].rows.cast()));
@@ -300,7 +300,8 @@ impl Simd for Avx512 {
             let points = look_up(book, codes, upper);
             let mut out = [points[0]; 8];
             for k in 0..4 {
-                // Value indices in bits 0 and 1, then those in bits 2 and 3, each with the signs of their step in the other bits.
+                // Value indices in bits 0 and 1, then those in bits 2 and 3, each with the signs of their step in the other
+                // bits.
                 let index = [select::<3>(points[k], signs[k / 2]), select::<12>(points[k], signs[k / 2])];
                 for half in 0..2 {
                     out[2 * k + half] = Self::b_lookup(&book.registers.joined[2 * (k % 2) + half], index[half]);

@@ -22,19 +22,20 @@ pub(crate) struct CodebookTable<const N: usize> {
 /// A [`CodebookTable`] in the form of tables for byte permutations of registers (AVX-512 VBMI).
 pub(crate) struct RegisterTables<const N: usize> {
     /// The value indices of each point in two bytes, even columns in the first plane and odd ones in the second. Points of 8
-    /// columns: bits 0 and 1 are column 0 or 1, bits 2 and 3 column 4 or 5, bits 4 and 5 column 2 or 3, bits 6 and 7 column 6 or
+    /// columns: bits 0 and 1 are column 0 or 1, bits 2 and 3 column 4 or 5, bits 4 and 5 column 2 or 3, bits 6 and 7 column 6
+    /// or
     /// 7. Points of 4 columns: bits 0 to 2 are column 0 or 1, bits 4 to 6 column 2 or 3.
     pub(crate) planes: [[u8; N]; 2],
-    /// For points of 8 columns: for each step modulo 4 the results for 4 bits that contain a value index (2 bits) and a sign (at
-    /// the step's bit of [`Signs`]).
+    /// For points of 8 columns: for each step modulo 4 the results for 4 bits that contain a value index (2 bits) and a sign
+    /// (at the step's bit of [`Signs`]).
     pub(crate) joined: [[u8; 16]; 4],
     /// For points of 4 columns: the results for a value index in bits 0 to 2 and a sign in bit 3, 4 or 5.
     pub(crate) long: [[u8; 64]; 3],
 }
 
-/// The signs of 32 columns of each row, for points of 8 columns: a vector for steps 0 to 3 and one for steps 4 to 7, with a byte
-/// for each column modulo 4 and in it a bit for each step. The bits of even steps are 2 and 3, beside a value index in bits 0 and
-/// 1; those of odd steps are 0 and 1, beside a value index in bits 2 and 3. The upper bits are 0.
+/// The signs of 32 columns of each row, for points of 8 columns: a vector for steps 0 to 3 and one for steps 4 to 7, with a
+/// byte for each column modulo 4 and in it a bit for each step. The bits of even steps are 2 and 3, beside a value index in
+/// bits 0 and 1; those of odd steps are 0 and 1, beside a value index in bits 2 and 3. The upper bits are 0.
 pub(crate) type Signs<B> = [B; 2];
 
 /// The bit in [`Signs`] of each step modulo 4.
@@ -91,8 +92,8 @@ pub(crate) struct UpperBit {
     pub(crate) bits: [u8; 4],
 }
 
-/// The offset of code `code` (0 to 3) of row `row` in the 64 bytes with the lower 8 bits of four codes of 16 rows. In this order
-/// the codes can be separated within the 16-byte lanes of a register.
+/// The offset of code `code` (0 to 3) of row `row` in the 64 bytes with the lower 8 bits of four codes of 16 rows. In this
+/// order the codes can be separated within the 16-byte lanes of a register.
 pub(crate) const fn code_offset(row: usize, code: usize) -> usize {
     16 * (row / 4) + 4 * code + row % 4
 }
@@ -168,8 +169,8 @@ pub(crate) unsafe fn points4<S: Simd>(book: &CodebookTable<256>, codes: *const u
     }
 }
 
-/// The entries of `values` for the value indices `indices` (a vector for each step) and a sign plane, in which bit `k` of a byte
-/// belongs to step `k`.
+/// The entries of `values` for the value indices `indices` (a vector for each step) and a sign plane, in which bit `k` of a
+/// byte belongs to step `k`.
 #[inline(always)]
 pub(crate) unsafe fn valued4<S: Simd>(values: &[u8; 16], indices: [S::B; 8], signs: S::B) -> [S::B; 8] {
     // SAFETY: the caller vouches for the instruction set.

@@ -112,9 +112,9 @@ pub(crate) trait Simd: Copy + 'static {
     /// The 64 bytes of the 16 lanes.
     unsafe fn b_from_i(a: Self::I) -> Self::B;
 
-    /// Looks up four codes of each row in a codebook with points of 8 columns. Step `2 k` of the result is columns 0 to 3 of code
-    /// `k`, step `2 k + 1` columns 4 to 7. The lower 8 bits of the codes lie as given by [`code_offset`]; `upper` are their bits
-    /// beyond eight, the lowest first.
+    /// Looks up four codes of each row in a codebook with points of 8 columns. Step `2 k` of the result is columns 0 to 3 of
+    /// code `k`, step `2 k + 1` columns 4 to 7. The lower 8 bits of the codes lie as given by [`code_offset`]; `upper` are
+    /// their bits beyond eight, the lowest first.
     #[inline(always)]
     unsafe fn points8<const N: usize, const U: usize>(
         book: &CodebookTable<N>,
@@ -177,8 +177,8 @@ pub(crate) trait Simd: Copy + 'static {
 /// Other preconditions of a kernel, such as valid pointers, are guaranteed where it is constructed: its fields are private to
 /// the module that upholds them, or its constructor is unsafe.
 pub(crate) trait Kernel {
-    /// Runs the kernel on `S`. Implementations are `#[inline(always)]`, so that they are compiled with the instruction set of the
-    /// caller.
+    /// Runs the kernel on `S`. Implementations are `#[inline(always)]`, so that they are compiled with the instruction set of
+    /// the caller.
     ///
     /// # Safety
     ///

@@ -377,7 +377,8 @@ fn positions() -> impl Iterator<Item = (usize, usize, usize)> {
     (0..LANES).flat_map(|row| (0..32).map(move |at| (row, at / 4, at % 4)))
 }
 
-/// Tests the points of a codebook with `U` upper bits of codes, for random codes and signs, and all positions of the upper bits.
+/// Tests the points of a codebook with `U` upper bits of codes, for random codes and signs, and all positions of the upper
+/// bits.
 fn points_of<const N: usize, const U: usize>(grid: CodebookGrid) {
     let book = Box::new(CodebookTable::<N>::new(grid, VALUES));
     let mut random = TestRandom(U as u64);

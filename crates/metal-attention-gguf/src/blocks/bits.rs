@@ -1,4 +1,5 @@
-//! The types of one and two bits, `Q1_0`, `Q2_0`, `TQ1_0` and `TQ2_0`: one scale per block, and values -1, 0, 1 (and 2) times it.
+//! The types of one and two bits, `Q1_0`, `Q2_0`, `TQ1_0` and `TQ2_0`: one scale per block, and values -1, 0, 1 (and 2) times
+//! it.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -71,8 +72,8 @@ impl BlockTq2_0 {
 
 /// Ternary digits, five or four per byte: `x = (q - 1) * d`.
 ///
-/// The byte divided by 256 is a fraction whose first five digits in base 3 are the codes, rounded up. Multiplied by `3^n` modulo
-/// 256 the fraction begins with digit `n`, which is the integer part of that times 3 / 256.
+/// The byte divided by 256 is a fraction whose first five digits in base 3 are the codes, rounded up. Multiplied by `3^n`
+/// modulo 256 the fraction begins with digit `n`, which is the integer part of that times 3 / 256.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockTq1_0 {

@@ -1,5 +1,5 @@
-//! 4-bit floats (E2M1: a sign, two bits of exponent, one bit of mantissa) with 8-bit scales: the formats MXFP4 of the Open Compute
-//! Project and NVFP4 of NVIDIA.
+//! 4-bit floats (E2M1: a sign, two bits of exponent, one bit of mantissa) with 8-bit scales: the formats MXFP4 of the Open
+//! Compute Project and NVFP4 of NVIDIA.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -16,8 +16,8 @@ pub fn e8m0_half(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
-/// Half the value of an unsigned E4M3 scale: 4 bits of exponent, 3 bits of mantissa; the top bit is ignored. The code 127, NaN in
-/// the standard, is 0, as in ggml.
+/// Half the value of an unsigned E4M3 scale: 4 bits of exponent, 3 bits of mantissa; the top bit is ignored. The code 127,
+/// NaN in the standard, is 0, as in ggml.
 pub fn ue4m3_half(code: u8) -> f32 {
     let (exponent, mantissa) = (code >> 3 & 15, f32::from(code & 7));
     match (code, exponent) {

@@ -1,8 +1,8 @@
 //! The codebooks of the `IQ1`, `IQ2` and `IQ3` types: a code stands for a point of 8 or 4 elements.
 //!
-//! The points are constants of the formats: points of the E8 lattice (`IQ2`, `IQ1`) or the D4 lattice (`IQ3`) that are close to the
-//! weights of many models. An entry packs the indices of its elements in [`CodebookGrid::values`], the first element in the lowest
-//! bits: 8 indices of 2 bits, or 4 of 3 bits.
+//! The points are constants of the formats: points of the E8 lattice (`IQ2`, `IQ1`) or the D4 lattice (`IQ3`) that are close
+//! to the weights of many models. An entry packs the indices of its elements in [`CodebookGrid::values`], the first element
+//! in the lowest bits: 8 indices of 2 bits, or 4 of 3 bits.
 
 /// A codebook.
 #[derive(Debug, Clone, Copy)]

@@ -25,8 +25,8 @@ pub struct BlockIq1S {
     pub d: UnalignedF16,
     /// The lower eight bits of the codes.
     pub qs: [u8; 32],
-    /// For each group a little-endian number: the upper three bits of code `l` (of four) from bit `3 l` on, the scale in bits 12
-    /// to 14, and bit 15 set where the points are shifted down.
+    /// For each group a little-endian number: the upper three bits of code `l` (of four) from bit `3 l` on, the scale in bits
+    /// 12 to 14, and bit 15 set where the points are shifted down.
     pub qh: [[u8; 2]; 8],
 }
 block!(BlockIq1S, IQ1_S, 256 values in 50 bytes);

@@ -20,8 +20,8 @@ fn point(grid: CodebookGrid, code: usize, signs: u8, scale: f32, dst: &mut [f32;
 pub struct BlockIq2Xxs {
     /// Scale of the scales.
     pub d: UnalignedF16,
-    /// For each group 8 bytes: the codes of its four points, then a little-endian word with the signs of point `l` from bit `7 l`
-    /// on (see [`even_signs`](super::even_signs)), and the scale in the top four bits.
+    /// For each group 8 bytes: the codes of its four points, then a little-endian word with the signs of point `l` from bit
+    /// `7 l` on (see [`even_signs`](super::even_signs)), and the scale in the top four bits.
     pub qs: [u8; 64],
 }
 block!(BlockIq2Xxs, IQ2_XXS, 256 values in 66 bytes);

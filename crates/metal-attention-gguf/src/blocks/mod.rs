@@ -1,14 +1,14 @@
 //! Block formats: for each tensor type the layout of a quantisation block, and its dequantisation.
 //!
-//! All blocks have alignment 1 and no padding, so a byte slice of whole blocks can be viewed as blocks with [`cast`]. Multi-byte
-//! fields are little-endian.
+//! All blocks have alignment 1 and no padding, so a byte slice of whole blocks can be viewed as blocks with [`cast`].
+//! Multi-byte fields are little-endian.
 //!
-//! Notation: `x` is an element of the block, `q` its code, `d` the scale, `m` the minimum. In a "nibble plane" each byte contains
-//! two codes of 4 bits: the low nibbles are the first half of the elements, the high ones the second half. Byte `j` of a plane of
-//! 16 bytes is elements `j` and `j + 16`. A *group* is the elements of a block of 256 that share a scale.
+//! Notation: `x` is an element of the block, `q` its code, `d` the scale, `m` the minimum. In a "nibble plane" each byte
+//! contains two codes of 4 bits: the low nibbles are the first half of the elements, the high ones the second half. Byte `j`
+//! of a plane of 16 bytes is elements `j` and `j + 16`. A *group* is the elements of a block of 256 that share a scale.
 //!
-//! The formats are those of ggml (`ggml-common.h`); the order of the floating-point operations is that of its reference code, so
-//! the results agree bit for bit.
+//! The formats are those of ggml (`ggml-common.h`); the order of the floating-point operations is that of its reference code,
+//! so the results agree bit for bit.
 
 mod bits;
 mod floats;

@@ -7,7 +7,8 @@ use crate::TensorType;
 
 /// Random blocks of type `ty` for `n` elements, a multiple of the block length. Codes and quantised scales are uniform; the
 /// floating-point scales are finite, of either sign, zero in one of sixteen blocks, and such that no value is outside
-/// `-size..size` by more than a few percent. Float types get random numbers in that range. The same `seed` gives the same blocks.
+/// `-size..size` by more than a few percent. Float types get random numbers in that range. The same `seed` gives the same
+/// blocks.
 ///
 /// All scales of `MXFP4` are positive, and those of `NVFP4` are codes of that range.
 pub fn random_blocks(ty: TensorType, n: usize, seed: u64, size: f32) -> Vec<u8> {

@@ -177,8 +177,8 @@ pub(super) fn whole_scales<const GROUPS: usize>(
     Symmetric { d, scales: codes.map(|code| code as i32) }
 }
 
-/// The common factors of `values` that are tried: those with which the extreme value becomes `largest`, or one, two or three less.
-/// With one of these, numbers that were dequantised from such a block are reproduced.
+/// The common factors of `values` that are tried: those with which the extreme value becomes `largest`, or one, two or three
+/// less. With one of these, numbers that were dequantised from such a block are reproduced.
 fn common_factors(values: &[f32], largest: f32) -> [UnalignedF16; 4] {
     let extreme = extreme(values);
     [0.0, 1.0, 2.0, 3.0].map(|less| UnalignedF16::from_f32(extreme / (largest - largest.signum() * less)))
@@ -211,8 +211,8 @@ pub(super) fn nearby(code: f32, low: f32, high: f32, error: impl Fn(f32) -> f32)
 
 // ---- groups with a minimum: x = scale * code - min ------------------------------------------
 
-/// The scale and the minimum with the smallest error for one group with codes from 0 to `largest`. The scale is at least 0; so is
-/// the minimum where `non_negative` is set.
+/// The scale and the minimum with the smallest error for one group with codes from 0 to `largest`. The scale is at least 0;
+/// so is the minimum where `non_negative` is set.
 pub(super) fn best_scale_min(x: &[f32], weights: &[f32], largest: f32, non_negative: bool) -> (f32, f32) {
     let low = x.iter().fold(if non_negative { 0.0f32 } else { f32::INFINITY }, |low, &x| low.min(x));
     let high = x.iter().fold(low, |high, &x| high.max(x));

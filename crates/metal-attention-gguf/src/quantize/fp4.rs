@@ -1,4 +1,5 @@
-//! Quantisers of the 4-bit floats: of a few scales around that of the extreme element, the one with the smallest error is chosen.
+//! Quantisers of the 4-bit floats: of a few scales around that of the extreme element, the one with the smallest error is
+//! chosen.
 
 use std::array::from_fn;
 

@@ -1,5 +1,5 @@
-//! Quantisers of the `IQ1` types: 8 elements are a point with elements -1, 0 and 1, shifted up or down by 1/8. The search is that
-//! of the `IQ2` types, with the direction of the shift in place of signs.
+//! Quantisers of the `IQ1` types: 8 elements are a point with elements -1, 0 and 1, shifted up or down by 1/8. The search is
+//! that of the `IQ2` types, with the direction of the shift in place of signs.
 
 use std::array::from_fn;
 use std::sync::LazyLock;
@@ -16,10 +16,10 @@ static IQ1: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::ne
 /// The values to which the extreme element of a group is scaled by the scales that are tried.
 const FACTORS: [f32; 14] = [0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.95, 2.1, 2.3, 2.6];
 
-/// The factor by which the stored scale exceeds the least-squares scale. With so few bits the points are far from the elements,
-/// and the nearest ones have smaller norms, all by about the same factor. Products that are too small harm a model's predictions
-/// more than noise does. Measured: of 1, 1.06, 1.09, 1.1, 1.125 and 1.16 this factor gives the smallest divergence from the
-/// original model.
+/// The factor by which the stored scale exceeds the least-squares scale. With so few bits the points are far from the
+/// elements, and the nearest ones have smaller norms, all by about the same factor. Products that are too small harm a
+/// model's predictions more than noise does. Measured: of 1, 1.06, 1.09, 1.1, 1.125 and 1.16 this factor gives the smallest
+/// divergence from the original model.
 const SCALE_CORRECTION: f32 = 1.1;
 
 /// Rounds of choosing the groups' scales and refitting the common factor.

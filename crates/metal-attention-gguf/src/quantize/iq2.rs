@@ -1,8 +1,8 @@
 //! Quantisers of the `IQ2` and `IQ3` types: the magnitudes of elements are points of a codebook, with signs beside them.
 //!
-//! For each group a few scales are tried; the nearest point is found for each 8 or 4 elements, and the scale is refitted to the
-//! points. Then the scales are quantised; alternately each group's integer scale is replaced by a better neighbour, and the common
-//! factor is refitted. The points are searched again each time.
+//! For each group a few scales are tried; the nearest point is found for each 8 or 4 elements, and the scale is refitted to
+//! the points. Then the scales are quantised; alternately each group's integer scale is replaced by a better neighbour, and
+//! the common factor is refitted. The points are searched again each time.
 
 use std::array::from_fn;
 use std::sync::LazyLock;
@@ -20,7 +20,8 @@ static IQ2_S: LazyLock<CodebookSearch<8, 2>> = LazyLock::new(|| CodebookSearch::
 static IQ3_XXS: LazyLock<CodebookSearch<4, 7>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ3_XXS));
 static IQ3_S: LazyLock<CodebookSearch<4, 7>> = LazyLock::new(|| CodebookSearch::new(CodebookGrid::IQ3_S));
 
-/// The multiples of the codebook's largest value to which the extreme element of a group is scaled by the scales that are tried.
+/// The multiples of the codebook's largest value to which the extreme element of a group is scaled by the scales that are
+/// tried.
 const FACTORS: [f32; 14] = [0.76, 0.81, 0.86, 0.91, 0.95, 0.985, 1.02, 1.055, 1.09, 1.13, 1.18, 1.24, 1.32, 1.42];
 
 /// Rounds of choosing the groups' scales and refitting the common factor.

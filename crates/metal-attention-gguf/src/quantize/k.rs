@@ -1,9 +1,9 @@
 //! Quantisers of the K-quants and the IQ4 types, whose groups have integer scales.
 //!
-//! For each group of 16 or 32 elements a few scales around that of the extreme element are tried, and the best one is refitted to
-//! the codes by weighted least squares. Then the scales are quantised; alternately each group's integer scale is replaced by a
-//! better neighbour, and the common factor is refitted. Unlike the quantisers of the legacy types this is not ggml's search, so
-//! files differ from ggml's in bits.
+//! For each group of 16 or 32 elements a few scales around that of the extreme element are tried, and the best one is
+//! refitted to the codes by weighted least squares. Then the scales are quantised; alternately each group's integer scale is
+//! replaced by a better neighbour, and the common factor is refitted. Unlike the quantisers of the legacy types this is not
+//! ggml's search, so files differ from ggml's in bits.
 
 use std::array::from_fn;
 
@@ -23,8 +23,8 @@ fn linear(largest: f32) -> impl Fn(f32) -> f32 + Copy {
     move |x| round(x.clamp(-largest, largest - 1.0))
 }
 
-/// Quantises 256 elements in groups of 16 to codes from 0 to `2 largest - 1`, with an offset of `largest`; returns the codes and
-/// the scales.
+/// Quantises 256 elements in groups of 16 to codes from 0 to `2 largest - 1`, with an offset of `largest`; returns the codes
+/// and the scales.
 fn symmetric(x: &[f32; 256], columns: Columns<256>, largest: f32, largest_scale: f32) -> ([u8; 256], Symmetric<16>) {
     let w = weights(x, columns, |x, _| x * x);
     let (groups, group_weights) = (x.as_chunks::<16>().0, w.as_chunks::<16>().0);
@@ -57,8 +57,8 @@ pub(super) fn q6_k(x: &[f32; 256], columns: Columns<256>) -> BlockQ6K {
     BlockQ6K { ql: nibble_planes(&q, 64), qh: two_bit_planes(&q, 4), scales, d: fit.d }
 }
 
-/// The nearest IQ4 code by steps of one half: entry `i` is for `x` from `(i - 256) / 2` to `(i - 255) / 2`. This is exact, because
-/// the midpoint of two neighbouring [`IQ4_VALUES`] is a multiple of one half.
+/// The nearest IQ4 code by steps of one half: entry `i` is for `x` from `(i - 256) / 2` to `(i - 255) / 2`. This is exact,
+/// because the midpoint of two neighbouring [`IQ4_VALUES`] is a multiple of one half.
 const IQ4_CODES: [u8; 512] = {
     let mut codes = [0; 512];
     let mut i = 0;

@@ -1,7 +1,7 @@
 //! Quantisers of the float types and the legacy types of 32 elements with one scale.
 //!
-//! Without importance they round as ggml's reference quantisers do: the scale follows from the extreme element. With importance,
-//! scales are searched.
+//! Without importance they round as ggml's reference quantisers do: the scale follows from the extreme element. With
+//! importance, scales are searched.
 
 use half::bf16;
 

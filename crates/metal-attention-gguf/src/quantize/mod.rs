@@ -1,9 +1,9 @@
 //! Quantisation: from floats to blocks of each tensor type.
 //!
-//! Without importance the legacy types are rounded as by ggml's reference quantisers, so the results agree with its files. All
-//! other quantisers search for the scales and codes with the smallest sum of weighted squared errors. Large elements have larger
-//! weights, and with importance (see [`Imatrix`](crate::Imatrix)) so have columns with large inputs. Values that are not finite,
-//! or whose scale overflows half precision, give blocks without meaning.
+//! Without importance the legacy types are rounded as by ggml's reference quantisers, so the results agree with its files.
+//! All other quantisers search for the scales and codes with the smallest sum of weighted squared errors. Large elements have
+//! larger weights, and with importance (see [`Imatrix`](crate::Imatrix)) so have columns with large inputs. Values that are
+//! not finite, or whose scale overflows half precision, give blocks without meaning.
 
 mod codebook;
 mod fit;

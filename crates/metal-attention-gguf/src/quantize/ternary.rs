@@ -1,5 +1,5 @@
-//! Quantisers of the types of one and two bits, with one scale per block, as in ggml: for weights that are already -1, 0 and 1 (or
-//! -1 and 1) times a scale.
+//! Quantisers of the types of one and two bits, with one scale per block, as in ggml: for weights that are already -1, 0 and
+//! 1 (or -1 and 1) times a scale.
 
 use std::array::from_fn;
 

@@ -15,7 +15,8 @@ pub(crate) struct Convolution<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// Whether `f(x)` is `x sigmoid(x)`; otherwise it is `x`.
     pub(crate) silu: bool,
-    /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`, zeros before the sequence's first token; updated.
+    /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`, zeros before the sequence's first token;
+    /// updated.
     pub(crate) state: StridedRowsMut<'a>,
     /// Results, `[n_tokens, channels]`.
     pub(crate) out: StridedRowsMut<'a>,

@@ -2,8 +2,8 @@
 //!
 //! `h[s] = exp(dt A[s]) h[s] + dt B[s] x; out = sum over s of C[s] h[s] + D x`
 //!
-//! The input `x` and `dt` (positive) are per token and channel, `B` and `C` per token, `A` (negative) per channel and element of
-//! the state, `D` per channel. Tokens are processed one after the other, 16 channels at a time.
+//! The input `x` and `dt` (positive) are per token and channel, `B` and `C` per token, `A` (negative) per channel and element
+//! of the state, `D` per channel. Tokens are processed one after the other, 16 channels at a time.
 
 use super::{StridedRows, StridedRowsMut};
 use crate::kernels::vectors::{load, store};

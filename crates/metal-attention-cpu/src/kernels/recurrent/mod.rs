@@ -1,12 +1,12 @@
 //! Recurrences: mixers that keep a state of fixed size instead of keys and values.
 //!
-//! All but Mamba keep a matrix for each head, `[key_dim, value_dim]`, a row for each element of the key (in Mamba-2: of `B` and
-//! `C`). Its columns are independent of each other, so they lie across the lanes of a vector, and no sums across lanes are
-//! needed. [`run_tokens`] processes the tokens one by one, as the papers write the recurrences; the result of a token is bit for
-//! bit the same however many tokens are in the call.
+//! All but Mamba keep a matrix for each head, `[key_dim, value_dim]`, a row for each element of the key (in Mamba-2: of `B`
+//! and `C`). Its columns are independent of each other, so they lie across the lanes of a vector, and no sums across lanes
+//! are needed. [`run_tokens`] processes the tokens one by one, as the papers write the recurrences; the result of a token is
+//! bit for bit the same however many tokens are in the call.
 //!
-//! A task of the callers is a head or, in [`mamba`] and [`convolution`], a range of channels. Tasks read common inputs and write
-//! disjoint outputs and states. States are F32 and are updated in place, or read from one slot and written to another.
+//! A task of the callers is a head or, in [`mamba`] and [`convolution`], a range of channels. Tasks read common inputs and
+//! write disjoint outputs and states. States are F32 and are updated in place, or read from one slot and written to another.
 
 pub(crate) mod convolution;
 pub(crate) mod delta_rule;

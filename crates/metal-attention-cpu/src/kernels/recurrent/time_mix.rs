@@ -119,7 +119,8 @@ unsafe fn apply_at<S: Simd, const PART: bool>(x: &mut [f32], nonlinearity: Nonli
     }
 }
 
-/// The kernel that computes the inputs of RWKV-7's recurrence for one head from the projections. In this order, all elementwise:
+/// The kernel that computes the inputs of RWKV-7's recurrence for one head from the projections. In this order, all
+/// elementwise:
 ///
 /// - `decay = exp(-e^(-1/2) * sigmoid(decay + decay_bias))`
 /// - `rate = sigmoid(rate + rate_bias)`

@@ -103,8 +103,8 @@ pub(super) struct StateRow {
 ///
 /// # Safety
 ///
-/// Both rows have `V` vectors, or `n` floats where `PART` is set; where `STREAM` is set, `after` is aligned to 64 bytes. The CPU
-/// has the instruction set.
+/// Both rows have `V` vectors, or `n` floats where `PART` is set; where `STREAM` is set, `after` is aligned to 64 bytes. The
+/// CPU has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn row<S: Simd, const V: usize, const PART: bool, const STREAM: bool>(
     StateRow { before, after }: StateRow,

@@ -15,8 +15,8 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Checks `found` against the function `of` of the elements of `rows`, in float64: by the squared error, relative to the squares
-/// of the right results plus one.
+/// Checks `found` against the function `of` of the elements of `rows`, in float64: by the squared error, relative to the
+/// squares of the right results plus one.
 fn check<const N: usize>(what: &str, found: &[f32], rows: [&[f32]; N], of: impl Fn([f64; N]) -> f64) {
     let want: Vec<f64> = (0..found.len()).map(|i| of(rows.map(|row| f64::from(row[i])))).collect();
     let error: f64 = found.iter().zip(&want).map(|(&found, want)| (f64::from(found) - want).powi(2)).sum();
