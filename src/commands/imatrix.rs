@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     pass.observe(Some(Box::new(move |input| {
         if input.matrix.starts_with("blk.") || output_head {
             let mut found = writer.lock().unwrap_or_else(PoisonError::into_inner);
-            let (i, n) = input.part.unwrap_or((0, 1));
+            let (i, n) = input.sub_matrix.unwrap_or((0, 1));
             found.add(input.matrix, n, i, input.n_in, input.x);
         }
     })));

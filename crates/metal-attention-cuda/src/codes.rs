@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use metal_attention_gguf::TensorType;
 use metal_attention_gguf::blocks::{
-    Block, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
-    BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockTq1_0,
-    BlockTq2_0, IQ1_DELTA, cast, e8m0_half, ue4m3_half,
+    BlockFormat, BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl,
+    BlockIq4Xs, BlockMxfp4, BlockNvfp4, BlockQ1_0, BlockQ2_0, BlockQ2K, BlockQ3K, BlockQ4_1, BlockQ5_0, BlockQ5_1,
+    BlockTq1_0, BlockTq2_0, IQ1_DELTA, cast, e8m0_half, ue4m3_half,
 };
 
 use crate::matrix::{PANEL, TILE};
@@ -45,14 +45,14 @@ fn scaled(scale: f32) -> ScaleGroup {
 }
 
 /// Appends `n` equal groups for each block of a type with one scale.
-fn one_scale<B: Block>(row: &[u8], groups: &mut Vec<ScaleGroup>, n: usize, group_of: impl Fn(&B) -> ScaleGroup) {
+fn one_scale<B: BlockFormat>(row: &[u8], groups: &mut Vec<ScaleGroup>, n: usize, group_of: impl Fn(&B) -> ScaleGroup) {
     for block in cast::<B>(row) {
         groups.extend(std::iter::repeat_n(group_of(block), n));
     }
 }
 
 /// Appends `each` equal groups for each of the `n` scales of each block.
-fn scales<B: Block>(
+fn scales<B: BlockFormat>(
     row: &[u8],
     groups: &mut Vec<ScaleGroup>,
     n: usize,

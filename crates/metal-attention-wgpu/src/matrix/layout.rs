@@ -22,7 +22,9 @@
 use std::array::from_fn;
 
 use metal_attention_gguf::TensorType;
-use metal_attention_gguf::blocks::{BlockIq1M, BlockIq3S, BlockIq4Xs, BlockQ3K, BlockTq1_0, Grid, cast, scale_min_k4};
+use metal_attention_gguf::blocks::{
+    BlockIq1M, BlockIq3S, BlockIq4Xs, BlockQ3K, BlockTq1_0, CodebookGrid, cast, scale_min_k4,
+};
 use metal_attention_gguf::codes::{Codes, four_bits, nibble_halves, shifted, two_bits};
 
 /// Elements of a unit.
@@ -329,11 +331,11 @@ fn scales_and_mins(block: &[u8]) -> [u8; 16] {
 /// The table of a type: its codebook, as its file in `shaders/types/` reads it.
 fn table(ty: TensorType) -> Vec<u32> {
     match ty {
-        TensorType::IQ3_XXS => points(Grid::IQ3_XXS),
-        TensorType::IQ2_S => places(Grid::IQ2_S),
-        TensorType::IQ2_XS => places(Grid::IQ2_XS),
-        TensorType::IQ2_XXS => places(Grid::IQ2_XXS),
-        TensorType::IQ1_M | TensorType::IQ1_S => places(Grid::IQ1),
+        TensorType::IQ3_XXS => points(CodebookGrid::IQ3_XXS),
+        TensorType::IQ2_S => places(CodebookGrid::IQ2_S),
+        TensorType::IQ2_XS => places(CodebookGrid::IQ2_XS),
+        TensorType::IQ2_XXS => places(CodebookGrid::IQ2_XXS),
+        TensorType::IQ1_M | TensorType::IQ1_S => places(CodebookGrid::IQ1),
         // IQ3_S is looked up at load; the others have none.
         TensorType::IQ3_S
         | TensorType::F32
@@ -361,17 +363,17 @@ fn table(ty: TensorType) -> Vec<u32> {
 }
 
 /// Points of 8 elements: a 2-bit plane of places, in which a point is a unit.
-fn places(grid: Grid) -> Vec<u32> {
+fn places(grid: CodebookGrid) -> Vec<u32> {
     let bit = |code: usize, k: usize| 8 * (k / 2) + 4 * (code % 2) + 2 * (k % 2);
     let mut words = vec![0; grid.entries.len() / 2];
     for code in 0..grid.entries.len() {
-        words[code / 2] |= (0..8).fold(0, |word, k| word | (grid.place(code, k) as u32) << bit(code, k));
+        words[code / 2] |= (0..8).fold(0, |word, k| word | (grid.value_index(code, k) as u32) << bit(code, k));
     }
     words
 }
 
 /// Points of 4 elements: the values, a byte each, even elements first.
-fn points(grid: Grid) -> Vec<u32> {
+fn points(grid: CodebookGrid) -> Vec<u32> {
     let point = |code| u32::from_le_bytes([0, 2, 1, 3].map(|k| grid.value(code, k) as u8));
     (0..grid.entries.len()).map(point).collect()
 }
@@ -380,7 +382,7 @@ fn points(grid: Grid) -> Vec<u32> {
 fn iq3_s(block: &BlockIq3S, i: usize) -> Codes {
     from_fn(|k| {
         let at = 32 * i + k;
-        let value = Grid::IQ3_S.value(block.code(at / 4), at % 4);
+        let value = CodebookGrid::IQ3_S.value(block.code(at / 4), at % 4);
         let value = if block.signs[at / 8] >> (at % 8) & 1 == 1 { -value } else { value };
         i8::midpoint(value, 15) as u8
     })

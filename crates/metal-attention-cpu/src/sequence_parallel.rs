@@ -1,34 +1,36 @@
-//! Sequences of a small model side by side: each thread takes some of them through all layers.
+//! Parallelism over sequences, for small models: each thread evaluates some of the sequences of a micro-batch through all
+//! layers.
 //!
-//! Threads that share every matrix meet several times a layer and hand each other what they made. A small model's layer
-//! takes hardly longer than that; its weights fit every core's cache, so it does no harm that each reads all of them.
+//! Otherwise every kernel is spread over the threads, which then synchronise several times per layer. A small model's layer
+//! takes hardly longer than that. Its weights fit the cache of every core, so it costs little that each thread reads all of
+//! them.
 
 use std::ops::Range;
 
 use metal_attention_model::{BatchToken, Profiler};
 
-use crate::forward::{Run, Scratch, Wanted};
-use crate::kv_cache::{Element, SharedCache};
+use crate::forward::{MicroBatchRun, RequestedOutput, Scratch};
+use crate::kv_cache::{CacheElement, SharedKvCache};
 use crate::pool::ThreadPool;
 use crate::shared::SharedMut;
 
-/// Bytes of weights that make a model small.
+/// The most bytes of weights of a small model.
 const SMALL_MODEL: usize = 4 << 20;
 
-/// What threads need to take sequences through the layers side by side.
-pub(crate) struct SideBySide {
-    /// Of each thread.
+/// The buffers for evaluating sequences in parallel.
+pub(crate) struct SequenceParallel {
+    /// The scratch buffers of each thread.
     scratch: Vec<Scratch>,
-    /// A pool without workers: each thread is alone with its part.
+    /// A pool without workers: within its part of the micro-batch each thread works alone.
     alone: ThreadPool,
 }
 
-impl SideBySide {
-    /// `None` where the model is not small, or there is but one thread.
+impl SequenceParallel {
+    /// `None` where the model, of `weight_bytes`, is not small, or `pool` has one thread.
     ///
     /// # Errors
     ///
-    /// As for [`ThreadPool::new`].
+    /// See [`ThreadPool::new`].
     pub(crate) fn new(weight_bytes: usize, pool: &ThreadPool) -> std::io::Result<Option<Self>> {
         let n_threads = pool.n_threads();
         if weight_bytes > SMALL_MODEL || n_threads == 1 {
@@ -38,40 +40,54 @@ impl SideBySide {
         Ok(Some(Self { scratch, alone: ThreadPool::new(1)?.watched(pool.watch().clone()) }))
     }
 
+    /// Bytes of all scratch buffers.
     pub(crate) fn bytes(&self) -> usize {
         self.scratch.iter().map(Scratch::bytes).sum()
     }
 
-    /// Does what `run` would do with `tokens`, on the threads of its pool. False, and nothing is done, where the tokens
-    /// cannot be shared out.
-    pub(crate) fn forward<E: Element>(
+    /// Does what `run.forward` would do with `tokens` and `logits`, `[n_requested, n_vocab]`, but with a part of the sequences
+    /// on each thread of the run's pool. Returns false, and does nothing, where the tokens cannot be divided evenly. After a
+    /// cancellation the run's pool is cancelled, too.
+    pub(crate) fn forward<E: CacheElement>(
         &mut self,
-        run: &mut Run<'_>,
-        caches: &[Option<&SharedCache<'_, E>>],
+        run: &mut MicroBatchRun<'_>,
+        caches: &[Option<&SharedKvCache<'_, E>>],
         tokens: &[BatchToken],
         mut logits: &mut [f32],
     ) -> bool {
-        let Some(parts) = parts(tokens, run.pool.n_threads()) else { return false };
+        let Some(parts) = split_by_sequence(tokens, run.pool.n_threads()) else { return false };
         let (alone, clock) = (&self.alone, run.profiler.as_deref());
         alone.begin();
         let mut parts: Vec<_> = parts
             .into_iter()
             .zip(&mut self.scratch)
-            .map(|(part, s)| {
+            .map(|(part, scratch)| {
                 let tokens = &tokens[part];
                 let n = tokens.iter().filter(|t| t.logits).count() * run.spec.n_vocab;
                 let mine = logits.split_off_mut(..n).unwrap_or_default();
-                (Some((Run { pool: alone, s, profiler: None, observer: None, ..*run }, tokens, mine)), None)
+                (
+                    Some((
+                        MicroBatchRun { pool: alone, scratch, profiler: None, observer: None, ..*run },
+                        tokens,
+                        mine,
+                    )),
+                    None,
+                )
             })
             .collect();
         let n = parts.len();
         let shared = SharedMut::new(&mut parts);
         run.pool.for_each(n, &|i| {
-            // SAFETY: each part is taken by one task.
+            // SAFETY: each part is accessed by one task.
             let (work, profiler) = unsafe { &mut shared.slice(i, 1)[0] };
             if let Some((run, tokens, logits)) = work.take() {
                 *profiler = clock.map(Profiler::part);
-                Run { profiler: profiler.as_mut(), ..run }.forward(caches, tokens, Wanted::Logits(logits), None);
+                MicroBatchRun { profiler: profiler.as_mut(), ..run }.forward(
+                    caches,
+                    tokens,
+                    RequestedOutput::Logits(logits),
+                    None,
+                );
             }
         });
         let profilers: Vec<_> = parts.into_iter().filter_map(|(_, profiler)| profiler).collect();
@@ -85,9 +101,9 @@ impl SideBySide {
     }
 }
 
-/// Cuts a batch into a part for each thread, with all tokens of a sequence in one part. `None` where that leaves a
-/// thread with much more to do than others.
-fn parts(tokens: &[BatchToken], n_threads: usize) -> Option<Vec<Range<usize>>> {
+/// Divides a micro-batch into consecutive parts, one for each thread at most, with all tokens of a sequence in one part. `None`
+/// where a sequence comes in two places, there would be one part, or the largest part would be more than 1.5 times the mean.
+fn split_by_sequence(tokens: &[BatchToken], n_threads: usize) -> Option<Vec<Range<usize>>> {
     let mut parts = Vec::with_capacity(n_threads);
     let mut seen = Vec::new();
     let mut start = 0;
@@ -114,7 +130,7 @@ mod tests {
     fn cut(seqs: &[usize], n_threads: usize) -> Option<Vec<usize>> {
         let token = |&seq| BatchToken { id: 0, seq, pos: 0, logits: true };
         let tokens: Vec<_> = seqs.iter().map(token).collect();
-        let parts = parts(&tokens, n_threads)?;
+        let parts = split_by_sequence(&tokens, n_threads)?;
         let mut next = 0;
         for part in &parts {
             assert_eq!(part.start, next);
@@ -125,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_gets_its_share() {
+    fn sequences_are_divided_evenly_among_threads() {
         let all: Vec<usize> = (0..16).rev().collect();
         assert_eq!(cut(&all, 2), Some(vec![8, 8]));
         assert_eq!(cut(&all, 3), Some(vec![6, 5, 5]));
@@ -137,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_shared_out_stays_whole() {
+    fn a_batch_that_cannot_be_divided_evenly_stays_whole() {
         assert_eq!(cut(&[], 2), None);
         assert_eq!(cut(&[3], 2), None);
         assert_eq!(cut(&[3, 3, 3, 3], 2), None, "one sequence");

@@ -1,27 +1,29 @@
-//! Packed formats of the types with codebooks: a code is looked up in a table that the first-level cache holds.
+//! The panel formats of the types with a codebook (`IQ1`, `IQ2`, `IQ3_XXS`): packing and reading. A code stands for a *point*
+//! of 8 or 4 columns, which is looked up in a table that fits the first-level cache.
 //!
-//! A panel's block has, for every 32 columns, 64 bytes (the lower 8 bits) for each four codes of the 16 rows, and a 1-bit plane
-//! of signs, where a type has them; then bytes with upper bits of codes and scales, each for all 16 rows, and the scale of
-//! scales. A point is found as the places of its elements in the list of values, which signs complete to an index of 16.
+//! A panel's block contains, for each 32 columns, the lower 8 bits of the codes, 64 bytes for every four codes of the 16 rows,
+//! and a 1-bit plane of signs where a type has signs. Then follow bytes with the upper bits of codes and the scales, each for
+//! all 16 rows, and the scale of the scales. The table of a codebook ([`CodebookTable`]) stores a point as the indices of its
+//! elements in a list of at most 8 values; with the sign as the upper bit they are indices in a table of 16 values.
 
 use std::array::from_fn;
 
 use metal_attention_gguf::blocks::{
-    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3Xxs, Grid, Half, cast, even_signs,
+    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3Xxs, CodebookGrid, UnalignedF16, cast, even_signs,
 };
 
-use crate::packed::formats::{Format, Unpacked, bytes, format, halves, odd_scale, odd_scales};
+use crate::packed::formats::{PackedFormat, Unpacked, bytes, format, halves, odd_scale, odd_scales};
 use crate::packed::{PANEL, pack_codes};
-use crate::simd::{Book, SIGN_BITS, Signs, Simd, UpperBit, place_of};
+use crate::simd::{CodebookTable, SIGN_BITS, Signs, Simd, UpperBit, code_offset};
 
-static IQ3_XXS: Book<256> = Book::new(Grid::IQ3_XXS, IQ3_VALUES);
-static IQ2_S: Book<1024> = Book::new(Grid::IQ2_S, IQ2_VALUES);
-static IQ2_XS: Book<512> = Book::new(Grid::IQ2_XS, IQ2_VALUES);
-static IQ2_XXS: Book<256> = Book::new(Grid::IQ2_XXS, IQ2_VALUES);
-static IQ1: Book<2048> = Book::new(Grid::IQ1, IQ1_VALUES);
+static IQ3_XXS: CodebookTable<256> = CodebookTable::new(CodebookGrid::IQ3_XXS, IQ3_VALUES);
+static IQ2_S: CodebookTable<1024> = CodebookTable::new(CodebookGrid::IQ2_S, IQ2_VALUES);
+static IQ2_XS: CodebookTable<512> = CodebookTable::new(CodebookGrid::IQ2_XS, IQ2_VALUES);
+static IQ2_XXS: CodebookTable<256> = CodebookTable::new(CodebookGrid::IQ2_XXS, IQ2_VALUES);
+static IQ1: CodebookTable<2048> = CodebookTable::new(CodebookGrid::IQ1, IQ1_VALUES);
 
-/// The values of a grid plus 64, then their negatives plus 64.
-const fn signed_values(grid: Grid) -> [u8; 16] {
+/// The values of a codebook plus 64, then their negatives plus 64: the table of 16 values, with an offset of 64.
+const fn signed_values(grid: CodebookGrid) -> [u8; 16] {
     let mut values = [64; 16];
     let mut i = 0;
     while i < grid.values.len() {
@@ -32,12 +34,13 @@ const fn signed_values(grid: Grid) -> [u8; 16] {
     values
 }
 
-const IQ2_VALUES: [u8; 16] = signed_values(Grid::IQ2_S);
-const IQ3_VALUES: [u8; 16] = signed_values(Grid::IQ3_XXS);
-/// Eight times -1, 0 and 1, moved up by one, then (where other types have signs) down by one, plus 16.
+const IQ2_VALUES: [u8; 16] = signed_values(CodebookGrid::IQ2_S);
+const IQ3_VALUES: [u8; 16] = signed_values(CodebookGrid::IQ3_XXS);
+/// The table of `IQ1`, with an offset of 16: eight times -1, 0 and 1, first shifted up by one, then (selected by the bit that
+/// is the sign in other types) shifted down by one.
 const IQ1_VALUES: [u8; 16] = [9, 17, 25, 0, 0, 0, 0, 0, 7, 15, 23, 0, 0, 0, 0, 0];
 
-/// Which step has each bit of a plane of signs, where points have 8 columns.
+/// The step that each bit of a sign plane belongs to, for points of 8 columns: the inverse of [`SIGN_BITS`].
 const SIGN_STEPS: [usize; 8] = {
     let mut steps = [0; 8];
     let mut step = 0;
@@ -50,20 +53,21 @@ const SIGN_STEPS: [usize; 8] = {
 
 // ---- packing -----------------------------------------------------------------------------
 
-/// Writes a block of one row: for every 32 columns `N` codes and, unless there are none, signs; `tail`; `d`.
+/// Writes one row's block to its lane of the panel's block `out`: for each 32 columns the lower bits of `N` codes and the
+/// signs, where the type has some; then `tail` and the scale of the scales, `d`.
 fn put<const N: usize>(
     codes: impl Fn(usize) -> u8,
     signs: Option<&dyn Fn(usize) -> u8>,
     tail: &[u8],
-    d: Half,
+    d: UnalignedF16,
     lane: usize,
     mut out: &mut [u8],
 ) {
-    let mut take = |n: usize| out.split_off_mut(..n).expect("as many bytes as the format has");
+    let mut next_bytes = |n: usize| out.split_off_mut(..n).expect("as many bytes as the format has");
     for i in 0..8 {
-        let indices = take(N * PANEL);
+        let indices = next_bytes(N * PANEL);
         for k in 0..N {
-            indices[64 * (k / 4) + place_of(lane, k % 4)] = codes(N * i + k);
+            indices[64 * (k / 4) + code_offset(lane, k % 4)] = codes(N * i + k);
         }
         if let Some(signs) = signs {
             let sign = |l: usize| signs(4 * i + l / 8) >> (l % 8) & 1;
@@ -71,22 +75,22 @@ fn put<const N: usize>(
                 1,
                 &from_fn(|l| if N == 4 { sign(4 * SIGN_STEPS[l / 4] + l % 4) } else { sign(l) }),
                 lane,
-                take(4 * PANEL),
+                next_bytes(4 * PANEL),
             );
         }
     }
     for &byte in tail {
-        take(PANEL)[lane] = byte;
+        next_bytes(PANEL)[lane] = byte;
     }
-    take(2 * PANEL)[2 * lane..][..2].copy_from_slice(&d.0);
+    next_bytes(2 * PANEL)[2 * lane..][..2].copy_from_slice(&d.0);
 }
 
-/// Two numbers below 16 to a byte, the first lowest.
+/// Packs numbers below 16 two to a byte, the first one in the low nibble.
 fn nibble_pairs<const N: usize>(nibble: impl Fn(usize) -> u8) -> [u8; N] {
     from_fn(|i| nibble(2 * i) | nibble(2 * i + 1) << 4)
 }
 
-/// Packs an `IQ3_XXS` block; the tail is 8 scales of 4 bits.
+/// Repacks an `IQ3_XXS` block; the tail is 8 scales of 4 bits.
 pub(crate) fn iq3_xxs(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq3Xxs>(block)[0];
     let signs = |i: usize| even_signs((block.signs_and_scale(i / 4) >> (7 * (i % 4)) & 127) as u8);
@@ -94,7 +98,7 @@ pub(crate) fn iq3_xxs(block: &[u8], lane: usize, out: &mut [u8]) {
     put::<8>(|j| block.qs[j], Some(&signs), &tail, block.d, lane, out);
 }
 
-/// Packs an `IQ2_XXS` block; the tail is 8 scales of 4 bits.
+/// Repacks an `IQ2_XXS` block; the tail is 8 scales of 4 bits.
 pub(crate) fn iq2_xxs(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq2Xxs>(block)[0];
     let signs = |i: usize| even_signs((block.signs_and_scale(i / 4) >> (7 * (i % 4)) & 127) as u8);
@@ -102,7 +106,7 @@ pub(crate) fn iq2_xxs(block: &[u8], lane: usize, out: &mut [u8]) {
     put::<4>(|i| block.qs[8 * (i / 4) + i % 4], Some(&signs), &tail, block.d, lane, out);
 }
 
-/// Packs an `IQ2_XS` block; the tail is the ninth bits, 4 to a nibble, and 16 scales of 4 bits.
+/// Repacks an `IQ2_XS` block; the tail is the ninth bits of the codes, 4 to a nibble, and 16 scales of 4 bits.
 pub(crate) fn iq2_xs(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq2Xs>(block)[0];
     let high = |g: usize| (0..4).fold(0, |bits, l| bits | ((block.code_and_signs(4 * g + l).0 >> 8) as u8) << l);
@@ -112,21 +116,21 @@ pub(crate) fn iq2_xs(block: &[u8], lane: usize, out: &mut [u8]) {
     put::<4>(|i| block.code_and_signs(i).0 as u8, Some(&signs), &tail, block.d, lane, out);
 }
 
-/// Packs an `IQ2_S` block; the tail is as in the file.
+/// Repacks an `IQ2_S` block; the tail is as in the file: upper bits of the codes, and 16 scales of 4 bits.
 pub(crate) fn iq2_s(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq2S>(block)[0];
     let tail = [block.qh, block.scales].concat();
     put::<4>(|i| block.qs[i], Some(&|i| block.signs[i]), &tail, block.d, lane, out);
 }
 
-/// The upper bits of four codes, of 3 bits each: the lower two of each code, and the third ones.
+/// Packs the upper 3 bits of four codes to two bytes: the lower two bits of each code, and the third bit of each.
 fn upper_of_four(upper: impl Fn(usize) -> u8) -> [u8; 2] {
     let joined = |field: fn(u8) -> u8, width: usize| (0..4).fold(0, |byte, l| byte | field(upper(l)) << (width * l));
     [joined(|bits| bits & 3, 2), joined(|bits| bits >> 2, 1)]
 }
 
-/// Packs an `IQ1_S` block; the tail is, for each 32 columns, the lower upper bits, then, for each, the third ones, the scale
-/// (bits 4 to 6) and which way the values are moved.
+/// Repacks an `IQ1_S` block. The tail is, for each 32 columns, the first byte of [`upper_of_four`]; then, for each 32 columns,
+/// its second byte with the scale in bits 4 to 6 and, in bit 7, whether the values are shifted down.
 pub(crate) fn iq1_s(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq1S>(block)[0];
     let tail: [u8; 16] = from_fn(|j| {
@@ -137,15 +141,15 @@ pub(crate) fn iq1_s(block: &[u8], lane: usize, out: &mut [u8]) {
     put::<4>(|i| block.qs[i], None, &tail, block.d, lane, out);
 }
 
-/// Packs an `IQ1_M` block; the tail is, for each 32 columns, the lower upper bits and the third ones with, above them, which
-/// way the values of each code are moved; then 16 scales of 4 bits.
+/// Repacks an `IQ1_M` block. The tail is, for each 32 columns, the two bytes of [`upper_of_four`], the second with a bit for
+/// each code, from bit 4 on, that is set where its values are shifted down; then 16 scales of 4 bits.
 pub(crate) fn iq1_m(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockIq1M>(block)[0];
     let high: [u8; 16] = from_fn(|j| {
         let nibble = |l: usize| block.qh[2 * (j / 2) + l / 2] >> (4 * (l % 2)) & 15;
         let upper = upper_of_four(|l| nibble(l) & 7);
-        let moved = (0..4).fold(0, |byte, l| byte | nibble(l) >> 3 << (4 + l));
-        if j % 2 == 0 { upper[0] } else { upper[1] | moved }
+        let shifted_down = (0..4).fold(0, |byte, l| byte | nibble(l) >> 3 << (4 + l));
+        if j % 2 == 0 { upper[0] } else { upper[1] | shifted_down }
     });
     let scales: [u8; 8] = nibble_pairs(|g| block.scale(g));
     let tail = [&high[..], &scales].concat();
@@ -154,7 +158,7 @@ pub(crate) fn iq1_m(block: &[u8], lane: usize, out: &mut [u8]) {
 
 // ---- reading -----------------------------------------------------------------------------
 
-/// A plane of signs.
+/// Reads a sign plane.
 #[inline(always)]
 unsafe fn signs<S: Simd>(p: *const u8) -> Signs<S::B> {
     // SAFETY: a plane is 1 vector; the caller vouches for it.
@@ -164,16 +168,17 @@ unsafe fn signs<S: Simd>(p: *const u8) -> Signs<S::B> {
     }
 }
 
-/// The scale of scales at byte `at`, times `factor`.
+/// The block's scale: the scale of the scales at byte `at` times `factor`; the minimum is 0.
 #[inline(always)]
 unsafe fn scaled<S: Simd>(block: *const u8, at: usize, factor: f32) -> (S::F, S::F) {
     // SAFETY: inside the block; the caller vouches for it.
     unsafe { (S::f_mul(halves::<S>(block, at), S::f_splat(factor)), S::f_splat(0.0)) }
 }
 
-/// Signs of codes of which `IQ1` moves all values down, all bits of them in every byte of a row: a row's bit 0 says so.
+/// The sign bits of all columns of a row: all set where bit 0 of the row's integer `down` is set (`IQ1` shifts the values
+/// down), all clear otherwise.
 #[inline(always)]
-unsafe fn moves<S: Simd>(down: S::I) -> S::B {
+unsafe fn down_signs<S: Simd>(down: S::I) -> S::B {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let one = S::i_and(down, S::i_splat(1));
@@ -184,13 +189,13 @@ unsafe fn moves<S: Simd>(down: S::I) -> S::B {
     }
 }
 
-/// Two upper bits of each of four codes in a byte of every row.
+/// The ninth and tenth bits of four codes, from a byte of each row.
 #[inline(always)]
 fn two_upper(rows: *const u8) -> [UpperBit; 2] {
     [UpperBit { rows, bits: [1, 4, 16, 64] }, UpperBit { rows, bits: [2, 8, 32, 128] }]
 }
 
-/// The upper bits of `IQ1`, see [`upper_of_four`].
+/// The ninth to eleventh bits of four codes, from the two bytes of [`upper_of_four`].
 #[inline(always)]
 fn three_upper(two: *const u8, third: *const u8) -> [UpperBit; 3] {
     let [low, high] = two_upper(two);
@@ -235,7 +240,7 @@ scale_and_min |_b, u, j| (odd_scale::<S>(u, j), S::f_splat(0.0)));
 format!(Iq1S: block 256, sub 32, bytes 50, offset Some(4), bits 5, has_min false; S;
 codes |b, i| {
     let upper = three_upper(b.add(512 + PANEL * i), b.add(640 + PANEL * i));
-    S::points8(&IQ1, b.add(64 * i), upper, [moves::<S>(S::i_shr::<7>(bytes::<S>(b, 640, i))); 2])
+    S::points8(&IQ1, b.add(64 * i), upper, [down_signs::<S>(S::i_shr::<7>(bytes::<S>(b, 640, i))); 2])
 };
 block_scale_and_min |b| scaled::<S>(b, 768, 0.125);
 scale_and_min |b, _u, j| {
@@ -246,9 +251,9 @@ format!(Iq1M: block 256, sub 16, bytes 58, offset Some(4), bits 5, has_min false
 codes |b, i| {
     let rows = b.add(512 + 2 * PANEL * i);
     let h = S::i_load_u8(rows.add(PANEL));
-    let (p, q) = (moves::<S>(S::i_shr::<4>(h)), moves::<S>(S::i_shr::<5>(h)));
-    let (r, s) = (moves::<S>(S::i_shr::<6>(h)), moves::<S>(S::i_shr::<7>(h)));
-    // Steps 0 and 1 of four belong to one code, steps 2 and 3 to the next.
+    let (p, q) = (down_signs::<S>(S::i_shr::<4>(h)), down_signs::<S>(S::i_shr::<5>(h)));
+    let (r, s) = (down_signs::<S>(S::i_shr::<6>(h)), down_signs::<S>(S::i_shr::<7>(h)));
+    // Of four steps, 0 and 1 belong to one code, 2 and 3 to the next; bits 5 and 10 select their sign bits.
     let (first, second) = (S::b_splat(5), S::b_splat(10));
     let signs = [S::b_or(S::b_and(p, first), S::b_and(q, second)), S::b_or(S::b_and(r, first), S::b_and(s, second))];
     S::points8(&IQ1, b.add(64 * i), three_upper(rows, rows.add(PANEL)), signs)

@@ -1,14 +1,15 @@
-//! Packed formats of the 4-bit floats. Their scales are bfloat16, which holds those of the file exactly.
+//! The panel formats of the 4-bit floats `MXFP4` and `NVFP4`: packing and reading. Their scales are repacked as bfloat16, which
+//! represents the file's 8-bit scales exactly.
 
 use half::bf16;
 use metal_attention_gguf::blocks::{BlockMxfp4, BlockNvfp4, FP4_VALUES, cast, e8m0_half, ue4m3_half};
 use metal_attention_gguf::codes::nibble_halves;
 
-use crate::packed::formats::{Format, Unpacked, format, looked_up, nibbles};
+use crate::packed::formats::{PackedFormat, Unpacked, format, looked_up, nibbles};
 use crate::packed::{PANEL, pack_codes};
 use crate::simd::Simd;
 
-/// Twice the values of the 16 codes, plus 16.
+/// Twice the values of the 16 codes of a 4-bit float, plus the offset of 16.
 const CODES: [u8; 16] = {
     let mut codes = [0; 16];
     let mut i = 0;
@@ -19,18 +20,18 @@ const CODES: [u8; 16] = {
     codes
 };
 
-/// Packs an `MXFP4` block: codes, scale.
+/// Repacks one row's `MXFP4` block: codes, then the scale.
 pub(crate) fn mxfp4(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockMxfp4>(block)[0];
     pack_codes(4, &nibble_halves(&block.qs), lane, &mut out[..256]);
     put_scale(e8m0_half(block.e), lane, &mut out[256..]);
 }
 
-/// Packs an `NVFP4` block: codes of two times 32 columns, four scales.
+/// Repacks one row's `NVFP4` block: codes of two times 32 columns, then four scales.
 pub(crate) fn nvfp4(block: &[u8], lane: usize, out: &mut [u8]) {
     let block = &cast::<BlockNvfp4>(block)[0];
     for (i, out) in out[..512].chunks_exact_mut(256).enumerate() {
-        // Two groups of 16, each in 8 bytes: the low nibbles are its first half.
+        // Two groups of 16 columns in 8 bytes each; the low nibbles are the group's first half.
         let code = |l: usize| block.qs[16 * i + l / 16 * 8 + l % 8] >> (4 * (l / 8 % 2)) & 15;
         pack_codes(4, &std::array::from_fn(code), lane, out);
     }
@@ -39,11 +40,12 @@ pub(crate) fn nvfp4(block: &[u8], lane: usize, out: &mut [u8]) {
     }
 }
 
+/// Writes a scale as bfloat16 to its lane of a field of 16 scales.
 fn put_scale(scale: f32, lane: usize, out: &mut [u8]) {
     out[2 * lane..][..2].copy_from_slice(&bf16::from_f32(scale).to_le_bytes());
 }
 
-/// `[bf16; 16]` at byte `at`.
+/// The 16 bfloat16 scales at byte `at` of a block, one for each row.
 #[inline(always)]
 unsafe fn scales<S: Simd>(block: *const u8, at: usize) -> S::F {
     // SAFETY: inside the block; the caller vouches for it.
