@@ -16,7 +16,7 @@ use rwkv::{RwkvScratch, RwkvWidths};
 
 /// Elements of a model's activations a token, 0 of those that it does without: the widest of its layers.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Widths {
+pub(super) struct ActivationWidths {
     pub(super) n_embd: usize,
     /// What is projected to queries, keys and values; queries alone where attention is latent. The inputs of other mixers.
     pub(super) qkv: usize,
@@ -27,7 +27,7 @@ pub(super) struct Widths {
     /// Compressed rows and the key that heads share; gates of a recurrence, where they are projected apart.
     pub(super) compressed: usize,
     /// What attention or another mixer gives.
-    pub(super) att: usize,
+    pub(super) mixer_out: usize,
     /// Values of the heads, where what attention gives has to be expanded to them; results of a recurrence before their norm.
     pub(super) values: usize,
     /// Counters of the workgroups that share what a recurrence keeps.
@@ -39,7 +39,7 @@ pub(super) struct Widths {
     /// The activated gate.
     pub(super) gated: usize,
     /// Inputs of every layer's own embedding.
-    pub(super) own_inputs: usize,
+    pub(super) layer_embeddings: usize,
     /// Products of the router to experts, and their sum where it is not added to the residual stream at once.
     pub(super) scores: usize,
     pub(super) experts: usize,
@@ -55,7 +55,7 @@ pub(super) struct Widths {
     pub(super) n_vocab: usize,
 }
 
-impl Widths {
+impl ActivationWidths {
     pub(super) fn new(spec: &ModelSpec, mixers: &[MixerKernels]) -> Self {
         let Embedding { scale: _, token_types: _, positions: _, norm: _, per_layer, streams } = &spec.embedding;
         let n_vocab = if spec.output.head.is_some() { spec.n_vocab } else { 0 };
@@ -65,35 +65,35 @@ impl Widths {
             match mixer {
                 MixerKernels::Fast(shape) => {
                     widen(&mut w.qkv, shape.qkv_len());
-                    widen(&mut w.att, shape.att_len());
+                    widen(&mut w.mixer_out, shape.att_len());
                 }
                 MixerKernels::General(inputs, attention) => {
                     widen(&mut w.qkv, inputs.row());
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
-                    widen(&mut w.att, attention.n_head * attention.value_dim);
+                    widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                 }
                 MixerKernels::Latent(_, attention) => {
                     widen(&mut w.queries, attention.n_head * attention.key_dim);
-                    widen(&mut w.att, attention.n_head * attention.value_dim);
+                    widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                 }
                 MixerKernels::Mamba(of) => {
                     widen(&mut w.qkv, 2 * of.width);
-                    widen(&mut w.att, of.width);
+                    widen(&mut w.mixer_out, of.width);
                     w.mamba.widen_for(of);
                 }
                 MixerKernels::Mamba2(of) => {
                     widen(&mut w.qkv, of.input_width());
-                    widen(&mut w.att, of.width());
+                    widen(&mut w.mixer_out, of.width());
                     w.mamba.widen_for_heads(of, false);
                     widen(&mut w.tickets, of.n_group);
                 }
                 MixerKernels::AttentionAndMamba2(attention, of) => {
                     widen(&mut w.qkv, attention.qkv_len() + of.input_width());
                     match attention {
-                        AttentionKernels::Fast(shape) => widen(&mut w.att, shape.att_len()),
+                        AttentionKernels::Fast(shape) => widen(&mut w.mixer_out, shape.att_len()),
                         AttentionKernels::General(_, attention) => {
                             widen(&mut w.queries, attention.n_head * attention.key_dim);
-                            widen(&mut w.att, attention.n_head * attention.value_dim);
+                            widen(&mut w.mixer_out, attention.n_head * attention.value_dim);
                         }
                     }
                     w.mamba.widen_for_heads(of, true);
@@ -102,7 +102,7 @@ impl Widths {
                 MixerKernels::None => {}
                 MixerKernels::ShortConv(conv) => {
                     widen(&mut w.qkv, 3 * conv.width);
-                    widen(&mut w.att, conv.width);
+                    widen(&mut w.mixer_out, conv.width);
                 }
                 MixerKernels::DeltaRule(rule) => {
                     let (n_channels, n_values) = (rule.n_channels(), rule.n_values());
@@ -110,7 +110,7 @@ impl Widths {
                     widen(&mut w.compressed, 2 * rule.n_head_v);
                     widen(&mut w.queries, n_channels);
                     widen(&mut w.values, n_values);
-                    widen(&mut w.att, n_values);
+                    widen(&mut w.mixer_out, n_values);
                     widen(&mut w.tickets, rule.n_head_k);
                     if let Some(low_rank) = low_rank_of_delta_rule(rule) {
                         w.rwkv.low_rank(&low_rank);
@@ -118,11 +118,11 @@ impl Widths {
                 }
                 MixerKernels::Rwkv6(of) => {
                     w.rwkv.rwkv6(of);
-                    widen(&mut w.att, of.width);
+                    widen(&mut w.mixer_out, of.width);
                 }
                 MixerKernels::Rwkv7(of) => {
                     w.rwkv.rwkv7(of, &low_rank_of_rwkv7(of));
-                    widen(&mut w.att, of.width);
+                    widen(&mut w.mixer_out, of.width);
                 }
             }
             match &layer.mixer {
@@ -166,7 +166,7 @@ impl Widths {
             }
         }
         if let Some(p) = per_layer {
-            w.own_inputs = spec.n_layer() * p.width;
+            w.layer_embeddings = spec.n_layer() * p.width;
             widen(&mut w.gate_up, p.width);
             widen(&mut w.gated, p.width);
         }
@@ -181,7 +181,9 @@ impl Widths {
 
     /// Elements of all buffers with a row for each token.
     fn rows(&self) -> Vec<usize> {
-        let Self { n_embd, qkv, queries, q_rank, compressed, att, values, gate_up, gated, own_inputs, .. } = *self;
+        let Self {
+            n_embd, qkv, queries, q_rank, compressed, mixer_out, values, gate_up, gated, layer_embeddings, ..
+        } = *self;
         let Self { tickets, scores, experts, streams, router, laurel_rank, laurel, mamba, rwkv, n_vocab: _, .. } =
             *self;
         let own = [
@@ -192,13 +194,13 @@ impl Widths {
             queries,
             q_rank,
             compressed,
-            att,
+            mixer_out,
             values,
             tickets,
             gate_up,
             gated,
-            own_inputs,
-            own_inputs,
+            layer_embeddings,
+            layer_embeddings,
             scores,
             experts,
             streams,
@@ -211,7 +213,7 @@ impl Widths {
 
     /// The widest input of a matrix product.
     fn input(&self) -> usize {
-        let own = [self.n_embd, self.q_rank, self.att, self.values, self.gated, self.laurel_rank];
+        let own = [self.n_embd, self.q_rank, self.mixer_out, self.values, self.gated, self.laurel_rank];
         own.into_iter().chain(self.mamba.inputs()).max().unwrap_or(0)
     }
 }
@@ -235,7 +237,7 @@ pub(super) struct Activations {
     /// Compressed rows and the key that heads share, `[n_tokens, kv_rank + shared_dim]`; gates of a recurrence.
     pub(super) kv_a: Buffer,
     /// What attention gives, `[n_tokens, n_head * value_dim]`.
-    pub(super) att: Buffer,
+    pub(super) mixer_out: Buffer,
     /// Values that came of compressed ones, or results of a recurrence before their norm, `[n_tokens, n_head * value_dim]`.
     pub(super) values: Buffer,
     /// Counters of the workgroups that share what a recurrence keeps, `[n_runs, n]`: zeros between dispatches.
@@ -247,8 +249,8 @@ pub(super) struct Activations {
     /// `[n_tokens, n_ff]`
     pub(super) gated: Buffer,
     /// Inputs of every layer's own embedding, `[n_tokens, n_layer * width]`, and what is projected on the way to them.
-    pub(super) own_inputs: Buffer,
-    pub(super) own_projected: Buffer,
+    pub(super) layer_embeddings: Buffer,
+    pub(super) layer_projections: Buffer,
     /// Products of the router to experts, `[n_tokens, n_expert]`.
     pub(super) scores: Buffer,
     /// The experts' sum, where it is not added to `x` at once, `[n_tokens, n_embd]`.
@@ -308,7 +310,7 @@ const LOGITS_BYTES: usize = 64 << 20;
 
 impl Activations {
     /// Tokens and rows of logits that one run through the layers can have on this GPU, `n_ubatch` at most.
-    pub(super) fn capacity(max_binding: u64, widths: &Widths, n_ubatch: usize) -> (usize, usize) {
+    pub(super) fn capacity(max_binding: u64, widths: &ActivationWidths, n_ubatch: usize) -> (usize, usize) {
         let binding = max_binding as usize;
         let widest = widths.rows().into_iter().max().unwrap_or(0);
         // An axis of a grid has 65,535 workgroups at most.
@@ -318,7 +320,7 @@ impl Activations {
     }
 
     /// Bytes of all buffers.
-    pub(super) fn bytes(widths: &Widths, (n_tokens, n_wanted): (usize, usize)) -> u64 {
+    pub(super) fn bytes(widths: &ActivationWidths, (n_tokens, n_wanted): (usize, usize)) -> u64 {
         let row: usize = widths.rows().iter().sum();
         4 * (n_tokens as u64 * row as u64 + n_wanted as u64 * widths.n_vocab as u64)
     }
@@ -326,7 +328,7 @@ impl Activations {
     /// `n_decoded`: sequences that are decoded side by side at most.
     pub(super) fn new(
         gpu: &WgpuDevice,
-        widths: &Widths,
+        widths: &ActivationWidths,
         mixers: &[MixerKernels],
         experts: &[ExpertsShape],
         (n_tokens, n_wanted): (usize, usize),
@@ -341,14 +343,14 @@ impl Activations {
             queries: rows(widths.queries)?,
             q_a: rows(widths.q_rank)?,
             kv_a: rows(widths.compressed)?,
-            att: rows(widths.att)?,
+            mixer_out: rows(widths.mixer_out)?,
             values: rows(widths.values)?,
             tickets: rows(widths.tickets)?,
             mamba: MambaScratch::new(gpu, &widths.mamba, n_tokens)?,
             gate_up: rows(widths.gate_up)?,
             gated: rows(widths.gated)?,
-            own_inputs: rows(widths.own_inputs)?,
-            own_projected: rows(widths.own_inputs)?,
+            layer_embeddings: rows(widths.layer_embeddings)?,
+            layer_projections: rows(widths.layer_embeddings)?,
             scores: rows(widths.scores)?,
             experts_sum: rows(widths.experts)?,
             experts: match experts {

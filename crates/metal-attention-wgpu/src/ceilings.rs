@@ -9,7 +9,7 @@ use wgpu::{Buffer, CommandBuffer, ComputePassDescriptor};
 use crate::arena::Arena;
 use crate::batch::batch_words;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, StepSize};
+use crate::dispatch::{BatchDims, Dispatch};
 use crate::error::WgpuError;
 use crate::kernels::{
     MatvecOptions, TOKEN_TILE, buffer_copy, multi_token_matvec, rate_floats, rate_floats_work, rate_matrix,
@@ -25,7 +25,7 @@ const CHAIN: usize = 128;
 /// Submissions that are queued before the last of them is waited for.
 const QUEUED: usize = 32;
 /// One token, for dispatches whose grids do not depend on the step.
-const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
 
 /// Measures an open GPU, by the clock of the CPU. Rates are the best of a few runs, each over the `time` given.
 pub struct WgpuCeilings<'a> {
@@ -156,7 +156,7 @@ impl<'a> WgpuCeilings<'a> {
                         None => multi_token_matvec(gpu, matrix, options, tokens_of_tile, &x, &y, &batch)?,
                     });
                 }
-                self.seconds(&dispatches, StepSize { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits: 1 })
+                self.seconds(&dispatches, BatchDims { n_tokens: n as u32, n_wanted: n as u32, n_runs: 1, n_splits: 1 })
             })
             .collect()
     }
@@ -192,7 +192,7 @@ impl<'a> WgpuCeilings<'a> {
     }
 
     /// Records dispatches, one after the other.
-    fn record<'d>(&self, dispatches: impl Iterator<Item = &'d Dispatch>, size: StepSize) -> CommandBuffer {
+    fn record<'d>(&self, dispatches: impl Iterator<Item = &'d Dispatch>, size: BatchDims) -> CommandBuffer {
         let mut encoder = self.gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
         for dispatch in dispatches {
@@ -203,7 +203,7 @@ impl<'a> WgpuCeilings<'a> {
     }
 
     /// Seconds of one run of `dispatches`: of many such runs in one submission, their share; the best of a few.
-    fn seconds(&self, dispatches: &[Dispatch], size: StepSize) -> Result<f64, WgpuError> {
+    fn seconds(&self, dispatches: &[Dispatch], size: BatchDims) -> Result<f64, WgpuError> {
         let run = |times: usize| {
             let all = (0..times).flat_map(|_| dispatches);
             let commands = self.record(all, size);

@@ -11,7 +11,7 @@ use crate::adapter::{AdapterChoice, AdapterSummary, adapters, no_hardware};
 use crate::arena::Slice;
 use crate::disk_cache;
 use crate::error::WgpuError;
-use crate::pso::PsoCache;
+use crate::pipelines::PipelineCache;
 use crate::readback::Readback;
 use crate::shader::ShaderFeatures;
 
@@ -59,7 +59,7 @@ impl Default for WgpuOptions {
 }
 
 /// How often a thread that waits for the device looks whether the work is cancelled.
-const LOOK_UP: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// An open GPU.
 #[derive(Debug)]
@@ -69,12 +69,12 @@ pub struct WgpuDevice {
     summary: AdapterSummary,
     features: ShaderFeatures,
     checked: bool,
-    pso: PsoCache,
+    pipelines: PipelineCache,
     watch: Watch,
     /// Held by who looks for a moment whether work is done or takes a buffer back, and shared by those who submit, which is a
     /// look too: wgpu panics where a look that is over before the work is falls together with another thread's that finds the
     /// queue empty, and refuses to unmap a buffer that is just being handed over.
-    looking: Arc<RwLock<()>>,
+    poll_lock: Arc<RwLock<()>>,
     fault: Arc<Mutex<Option<WgpuError>>>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
@@ -153,16 +153,16 @@ impl WgpuDevice {
                 && coop(16, wgpu::CooperativeScalarType::F16, wgpu::CooperativeScalarType::F32),
             cooperative_f32: subgroups && coop(8, wgpu::CooperativeScalarType::F32, wgpu::CooperativeScalarType::F32),
         };
-        let pso = PsoCache::new(&device, &summary, options.pipeline_cache.as_deref());
+        let pipelines = PipelineCache::new(&device, &summary, options.pipeline_cache.as_deref());
         Ok(Self {
             device,
             queue,
             summary,
             features,
             checked: options.checked,
-            pso,
+            pipelines,
             watch: options.watch.clone(),
-            looking: Arc::default(),
+            poll_lock: Arc::default(),
             fault,
             submissions: AtomicU64::new(0),
             dispatches: AtomicU64::new(0),
@@ -198,8 +198,8 @@ impl WgpuDevice {
     }
 
     /// The compiled pipelines.
-    pub fn pso(&self) -> &PsoCache {
-        &self.pso
+    pub fn pipelines(&self) -> &PipelineCache {
+        &self.pipelines
     }
 
     pub(crate) fn wgpu(&self) -> &wgpu::Device {
@@ -291,7 +291,7 @@ impl WgpuDevice {
     /// Sends commands that were recorded before to the GPU.
     pub fn submit_commands(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
         self.submissions.fetch_add(1, Ordering::Relaxed);
-        let _looking = self.looking.read().unwrap_or_else(PoisonError::into_inner);
+        let _looking = self.poll_lock.read().unwrap_or_else(PoisonError::into_inner);
         self.queue.submit([commands])
     }
 
@@ -332,7 +332,7 @@ impl WgpuDevice {
     }
 
     /// Keeps an error for the next [`check`](Self::check). Cancelled work says so by itself.
-    pub(crate) fn note(&self, error: WgpuError) {
+    pub(crate) fn record_error(&self, error: WgpuError) {
         if !matches!(error, WgpuError::Cancelled) {
             self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
@@ -355,10 +355,10 @@ impl WgpuDevice {
     /// Waits until `submission` has run, or everything submitted when it is `None`. Work that is cancelled is not waited
     /// for.
     pub fn wait(&self, submission: Option<wgpu::SubmissionIndex>) -> Result<(), WgpuError> {
-        let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(LOOK_UP) };
+        let until = wgpu::PollType::Wait { submission_index: submission, timeout: Some(POLL_INTERVAL) };
         loop {
             let outcome = {
-                let _alone = self.looking.write().unwrap_or_else(PoisonError::into_inner);
+                let _alone = self.poll_lock.write().unwrap_or_else(PoisonError::into_inner);
                 self.device.poll(until.clone())
             };
             self.check()?;
@@ -371,8 +371,8 @@ impl WgpuDevice {
     }
 
     /// What is held by whoever looks for what has happened, and by whoever takes a mapped buffer back.
-    pub(crate) fn looking(&self) -> Arc<RwLock<()>> {
-        Arc::clone(&self.looking)
+    pub(crate) fn poll_lock(&self) -> Arc<RwLock<()>> {
+        Arc::clone(&self.poll_lock)
     }
 
     /// Reads the first `n` values, one or more, of a device-private buffer: copies it, submits, waits. For tests and

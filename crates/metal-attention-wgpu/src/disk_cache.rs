@@ -38,7 +38,7 @@ impl DiskCache {
         Some(Self { cache, path, saved: Mutex::new(data.as_deref().map(checksum)) })
     }
 
-    pub fn pipelines(&self) -> &wgpu::PipelineCache {
+    pub fn driver_cache(&self) -> &wgpu::PipelineCache {
         &self.cache
     }
 

@@ -4,7 +4,7 @@ use naga::back::{hlsl, msl, spv};
 use naga::proc::BoundsCheckPolicies;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::{ShaderFeatures, wgsl};
 
 /// A language that a kernel can be written in.
@@ -70,7 +70,7 @@ pub struct EmitError {
 /// assert!(String::from_utf8_lossy(&metal).contains("kernel void main_("));
 /// # Ok::<(), metal_attention_wgpu::EmitError>(())
 /// ```
-pub fn emit(key: &PsoKey, features: ShaderFeatures, language: ShaderLanguage) -> Result<Vec<u8>, EmitError> {
+pub fn emit(key: &PipelineKey, features: ShaderFeatures, language: ShaderLanguage) -> Result<Vec<u8>, EmitError> {
     let source = wgsl(key.file, &key.constants, language.features(features));
     let error = |why| EmitError { kernel: key.name.clone(), language, why };
     let module = naga::front::wgsl::parse_str(&source).map_err(|e| error(e.emit_to_string(&source)))?;

@@ -13,28 +13,28 @@ use metal_attention_model::{
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
 use crate::activations::Activations;
-use crate::at_once::{LayersAtOnce, Untried};
 use crate::kernels::{self, MAX_TOP_K};
 use crate::kv_cache::WgpuKvCache;
 use crate::parts::supports;
-use crate::plan::{FEW, Plan};
+use crate::persistent_layers::{PersistentLayers, UntestedLayers};
+use crate::plan::{DispatchPlan, MAX_GEMV_TOKENS};
 use crate::profile;
 use crate::state::WgpuStates;
 use crate::waker::Waker;
-use crate::{BatchBuffer, Dispatch, Readback, StepSize, WgpuDevice, WgpuError};
+use crate::{BatchBuffer, BatchDims, Dispatch, Readback, WgpuDevice, WgpuError};
 
 /// Candidates of a short list.
 const TOP_K: usize = MAX_TOP_K;
 
 /// Bytes that follow the results: whether the layers at once gave up.
-pub(super) const STATE: u64 = 4;
+pub(super) const FLAG_BYTES: u64 = 4;
 
 /// Dispatches of a prompt that are submitted first: a power of two.
-const FIRST_BUNCH: usize = 16;
+const FIRST_SUBMISSION: usize = 16;
 
 /// What comes back of each wanted token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Output {
+pub(super) enum ResultKind {
     /// Its state after the last norm.
     Hidden,
     /// All its logits.
@@ -47,17 +47,17 @@ pub(super) enum Output {
 
 /// What a step consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct BatchShape {
     pub(super) kind: BatchKind,
-    pub(super) size: StepSize,
-    pub(super) output: Output,
+    pub(super) size: BatchDims,
+    pub(super) output: ResultKind,
     /// Whether the pages of the one sequence lie one after the other.
     pub(super) in_order: bool,
 }
 
 /// A recorded step over one token.
-pub(super) struct Prepared {
-    step: Step,
+pub(super) struct PreparedStep {
+    step: BatchShape,
     commands: CommandBuffer,
 }
 
@@ -65,15 +65,15 @@ pub(super) struct Prepared {
 pub struct WgpuForwardPass {
     pub(super) gpu: Arc<WgpuDevice>,
     pub(super) spec: ModelSpec,
-    pub(super) s: Activations,
+    pub(super) scratch: Activations,
     pub(super) cache: WgpuKvCache,
     pub(super) states: WgpuStates,
-    pub(super) one: Plan,
-    sequences: Plan,
-    few: Plan,
-    many: Plan,
+    pub(super) plan_one: DispatchPlan,
+    plan_sequences: DispatchPlan,
+    plan_few: DispatchPlan,
+    plan_many: DispatchPlan,
     /// For which batches `sequences` and `few` are.
-    pub(super) few_are: AFew,
+    pub(super) few_limits: AFew,
     /// The batch of [`one`](Self::one), which steps on the GPU move on by themselves, and that of the others.
     batch_of_one: BatchBuffer,
     batch: BatchBuffer,
@@ -89,19 +89,19 @@ pub struct WgpuForwardPass {
     /// Where blocks of the cache arrive that are read.
     blocks: Option<Readback>,
     /// The step after the last one, recorded while that ran, for as long as nothing it relies on changes.
-    pub(super) prepared: Option<Prepared>,
+    pub(super) prepared: Option<PreparedStep>,
     /// The last step of which nothing comes back, which nobody has waited for.
     unread: Option<SubmissionIndex>,
     trace: Option<(Buffer, Readback)>,
     /// Whether a workgroup gave up, in a word, where a kernel runs all layers of a token at once.
-    pub(super) at_once: Option<Buffer>,
+    pub(super) persistent_timed_out: Option<Buffer>,
     logits: Vec<f32>,
     memory: MemoryUse,
     n_ctx: usize,
     pub(super) profiler: Option<Profiler>,
     waker: Waker,
     /// The kernels of all layers at once, while they are being compiled.
-    late: Option<Untried>,
+    compiling_layers: Option<UntestedLayers>,
 }
 
 impl WgpuForwardPass {
@@ -123,16 +123,16 @@ impl WgpuForwardPass {
     /// Names of the kernels that a step over `n_tokens` tokens of one sequence dispatches, in order: embedding, each
     /// layer, head and argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
-        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: 1 };
-        self.plan(BatchKind::of_text(n_tokens, self.few_are)).greedy(size).map(Dispatch::kernel).collect()
+        let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: 1 };
+        self.plan(BatchKind::of_text(n_tokens, self.few_limits)).greedy(size).map(Dispatch::kernel).collect()
     }
 
-    pub(super) fn plan(&self, kind: BatchKind) -> &Plan {
+    pub(super) fn plan(&self, kind: BatchKind) -> &DispatchPlan {
         match kind {
-            BatchKind::One => &self.one,
-            BatchKind::Sequences => &self.sequences,
-            BatchKind::Few => &self.few,
-            BatchKind::Many => &self.many,
+            BatchKind::One => &self.plan_one,
+            BatchKind::Sequences => &self.plan_sequences,
+            BatchKind::Few => &self.plan_few,
+            BatchKind::Many => &self.plan_many,
         }
     }
 
@@ -155,8 +155,8 @@ impl WgpuForwardPass {
 
     /// Records one step. The layers of a prompt are submitted on the way, in bunches that double, so that the GPU need not
     /// wait for the CPU to have recorded them all, and count as done as they run. What is left is returned.
-    pub(super) fn record(&self, step: Step, trace: bool) -> CommandEncoder {
-        let Step { kind, size, output, in_order } = step;
+    pub(super) fn record(&self, step: BatchShape, trace: bool) -> CommandEncoder {
+        let BatchShape { kind, size, output, in_order } = step;
         let plan = self.plan(kind);
         let mut encoder = self.gpu.encoder();
         let descriptor = ComputePassDescriptor::default();
@@ -172,18 +172,18 @@ impl WgpuForwardPass {
                 if let Some((buffer, _)) = &self.trace {
                     drop(pass);
                     let bytes = 4 * u64::from(size.n_tokens) * self.spec.n_embd as u64;
-                    encoder.copy_buffer_to_buffer(&self.s.x, 0, buffer, i as u64 * bytes, Some(bytes));
+                    encoder.copy_buffer_to_buffer(&self.scratch.x, 0, buffer, i as u64 * bytes, Some(bytes));
                     pass = encoder.begin_compute_pass(&descriptor);
                 }
             }
         } else {
-            let last_bunch = last_bunch(kind, plan.n_dispatches());
+            let submitted_while_recording = submitted_while_recording(kind, plan.n_dispatches());
             for (i, dispatch) in (1..).zip(plan.layers(size, in_order)) {
                 dispatch.record(&self.gpu, &mut pass, size);
-                if i <= last_bunch && i >= FIRST_BUNCH && usize::is_power_of_two(i) {
+                if i <= submitted_while_recording && i >= FIRST_SUBMISSION && usize::is_power_of_two(i) {
                     drop(pass);
                     self.gpu.submit(std::mem::replace(&mut encoder, self.gpu.encoder()));
-                    let before = if i > FIRST_BUNCH { i / 2 } else { 0 };
+                    let before = if i > FIRST_SUBMISSION { i / 2 } else { 0 };
                     self.gpu.advance_when_done(plan.work(size, i) - plan.work(size, before));
                     pass = encoder.begin_compute_pass(&descriptor);
                 }
@@ -199,9 +199,9 @@ impl WgpuForwardPass {
     }
 
     /// The step over `batch`, or the one `ahead` tokens later, with the pages that its sequences have now.
-    pub(super) fn step_of(&self, batch: &[BatchToken], ahead: usize, output: Output) -> Step {
+    pub(super) fn batch_shape(&self, batch: &[BatchToken], ahead: usize, output: ResultKind) -> BatchShape {
         let longest = batch.iter().map(|t| t.pos + ahead).max().unwrap_or(0);
-        let size = StepSize {
+        let size = BatchDims {
             n_tokens: batch.len() as u32,
             n_wanted: batch.iter().filter(|t| t.logits).count() as u32,
             n_runs: batch.chunk_by(|a, b| a.seq == b.seq).count() as u32,
@@ -209,17 +209,17 @@ impl WgpuForwardPass {
         };
         // A sequence alone in the cache always lies in order: see `PageTable`.
         let in_order = batch.len() == 1 && self.cache.pages.in_order(batch[0].seq);
-        Step { kind: BatchKind::of(batch, self.few_are), size, output, in_order }
+        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, in_order }
     }
 
     /// Cuts a batch so that each part fits the activations and what comes back; where a token sees those after it, into whole
     /// texts; where layers keep recurrent states, so that no sequence comes twice.
-    fn parts<'b>(&self, batch: &'b [BatchToken], output: Output) -> Vec<&'b [BatchToken]> {
+    fn parts<'b>(&self, batch: &'b [BatchToken], output: ResultKind) -> Vec<&'b [BatchToken]> {
         let most_wanted = match output {
-            Output::Hidden => self.s.n_tokens,
-            Output::Logits | Output::Id | Output::TopK => self.s.n_wanted,
+            ResultKind::Hidden => self.scratch.n_tokens,
+            ResultKind::Logits | ResultKind::Id | ResultKind::TopK => self.scratch.n_wanted,
         };
-        let parts = pieces(&self.spec, batch, self.s.n_tokens, most_wanted);
+        let parts = pieces(&self.spec, batch, self.scratch.n_tokens, most_wanted);
         if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_of_each).collect() }
     }
 
@@ -227,11 +227,11 @@ impl WgpuForwardPass {
     fn evaluate(
         &mut self,
         batch: &[BatchToken],
-        output: Output,
+        output: ResultKind,
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != Output::Hidden)?;
+        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != ResultKind::Hidden)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
         self.cache.pages.begin(batch);
@@ -243,16 +243,20 @@ impl WgpuForwardPass {
     }
 
     /// Takes the kernels of all layers at once, where they have been compiled since.
-    pub(super) fn take_late_kernels(&mut self) {
-        let Some(late) = self.late.take_if(|late| late.is_ready(&self.gpu)) else { return };
-        match late.untested(&self.gpu) {
+    pub(super) fn adopt_compiled_layers(&mut self) {
+        let Some(compiling_layers) =
+            self.compiling_layers.take_if(|compiling_layers| compiling_layers.is_ready(&self.gpu))
+        else {
+            return;
+        };
+        match compiling_layers.untested(&self.gpu) {
             Ok(layers) => {
-                log_layers_at_once(&layers);
+                log_persistent_layers(&layers);
                 self.clear_lookahead();
                 self.prepared = None;
-                self.one.layers_at_once = Some(layers.dispatches);
-                self.at_once = Some(layers.gave_up);
-                self.gpu.pso().save();
+                self.plan_one.persistent_layers = Some(layers.dispatches);
+                self.persistent_timed_out = Some(layers.timed_out);
+                self.gpu.pipelines().save();
             }
             Err(e) => tracing::info!("a token goes through the layers in many dispatches: {e}"),
         }
@@ -261,12 +265,12 @@ impl WgpuForwardPass {
     fn evaluate_parts(
         &mut self,
         batch: &[BatchToken],
-        output: Output,
+        output: ResultKind,
         mut trace: Option<LayerTrace<'_>>,
         mut results: impl FnMut(&[u8]),
     ) -> Result<(), WgpuError> {
         self.gpu.check()?;
-        self.take_late_kernels();
+        self.adopt_compiled_layers();
         for part in self.parts(batch, output) {
             // Pages that windows give up here may still be read: what was submitted before runs before.
             self.cache.append(&self.gpu, part);
@@ -274,7 +278,7 @@ impl WgpuForwardPass {
                 self.profile_step(Phase::of(batch), part, output)?;
             }
             while !self.step(part, output, &mut trace, &mut results)? {
-                self.leave_at_once();
+                self.disable_persistent_layers();
             }
         }
         self.gpu.check()
@@ -284,15 +288,15 @@ impl WgpuForwardPass {
     fn step(
         &mut self,
         part: &[BatchToken],
-        output: Output,
+        output: ResultKind,
         trace: &mut Option<LayerTrace<'_>>,
         results: &mut impl FnMut(&[u8]),
     ) -> Result<bool, WgpuError> {
-        let step = self.step_of(part, 0, output);
+        let step = self.batch_shape(part, 0, output);
         let bytes = u64::from(step.size.n_wanted) * self.output(output).1;
-        if self.readback.bytes() < bytes + STATE {
+        if self.readback.bytes() < bytes + FLAG_BYTES {
             self.prepared = None;
-            self.readback = Readback::new(&self.gpu, bytes + STATE)?;
+            self.readback = Readback::new(&self.gpu, bytes + FLAG_BYTES)?;
         }
         if trace.is_some() {
             self.trace = reserve_trace(&self.gpu, self.trace.take(), &self.spec, part.len())?;
@@ -310,12 +314,12 @@ impl WgpuForwardPass {
         self.gpu.check()?;
         let submission = self.gpu.submit_commands(commands);
         let plan = self.plan(step.kind);
-        let on_the_way = if trace.is_some() { 0 } else { last_bunch(step.kind, plan.n_dispatches()) };
-        self.gpu.advance_when_done(plan.work(step.size, plan.n_dispatches()) - plan.work(step.size, on_the_way));
-        if part.len() == 1 && output != Output::Id && trace.is_none() {
+        let submitted = if trace.is_some() { 0 } else { submitted_while_recording(step.kind, plan.n_dispatches()) };
+        self.gpu.advance_when_done(plan.work(step.size, plan.n_dispatches()) - plan.work(step.size, submitted));
+        if part.len() == 1 && output != ResultKind::Id && trace.is_none() {
             // A caller that chooses tokens itself comes back with one: its step is recorded while this one runs.
-            let step = self.step_of(part, 1, output);
-            self.prepared = Some(Prepared { step, commands: self.encode(step, None) });
+            let step = self.batch_shape(part, 1, output);
+            self.prepared = Some(PreparedStep { step, commands: self.encode(step, None) });
         }
         if let (Some((_, readback)), Some(trace)) = (&mut self.trace, trace.as_deref_mut()) {
             readback.map(submission.clone());
@@ -330,10 +334,10 @@ impl WgpuForwardPass {
             return before.map_or(Ok(()), |before| self.gpu.wait(Some(before))).map(|()| true);
         }
         self.readback.map(submission);
-        let at_once = self.at_once.is_some() && part.len() == 1 && trace.is_none();
-        self.readback.read(&self.gpu, bytes + STATE, |view| {
+        let is_persistent = self.persistent_timed_out.is_some() && part.len() == 1 && trace.is_none();
+        self.readback.read(&self.gpu, bytes + FLAG_BYTES, |view| {
             let (view, state) = view.split_at(bytes as usize);
-            let done = !at_once || state == [0; 4];
+            let done = !is_persistent || state == [0; 4];
             if done {
                 results(view);
             }
@@ -342,14 +346,14 @@ impl WgpuForwardPass {
     }
 
     /// Records a step and the copies of what comes back; `traced`: the bytes of the hidden states, where they do.
-    fn encode(&mut self, step: Step, traced: Option<u64>) -> CommandBuffer {
+    fn encode(&mut self, step: BatchShape, traced: Option<u64>) -> CommandBuffer {
         let mut encoder = self.record(step, traced.is_some());
         let (source, row) = self.output(step.output);
         let bytes = u64::from(step.size.n_wanted) * row;
         if bytes > 0 {
             self.readback.copy(&mut encoder, &source, bytes);
-            if let Some(gave_up) = &self.at_once {
-                self.readback.copy_after(&mut encoder, gave_up, 0..4, bytes);
+            if let Some(timed_out) = &self.persistent_timed_out {
+                self.readback.copy_after(&mut encoder, timed_out, 0..4, bytes);
             }
         }
         if let (Some((buffer, readback)), Some(traced)) = (self.trace.as_mut(), traced) {
@@ -359,25 +363,25 @@ impl WgpuForwardPass {
     }
 
     /// The buffer of what comes back of wanted tokens, and the bytes of one of them.
-    fn output(&self, output: Output) -> (Buffer, u64) {
+    fn output(&self, output: ResultKind) -> (Buffer, u64) {
         match output {
-            Output::Hidden => (self.s.h.clone(), 4 * self.spec.n_embd as u64),
-            Output::Logits => (self.s.logits.clone(), 4 * self.spec.n_vocab as u64),
-            Output::Id => (self.ids.clone(), 4),
-            Output::TopK => (self.top_k.clone(), 8 * TOP_K as u64),
+            ResultKind::Hidden => (self.scratch.h.clone(), 4 * self.spec.n_embd as u64),
+            ResultKind::Logits => (self.scratch.logits.clone(), 4 * self.spec.n_vocab as u64),
+            ResultKind::Id => (self.ids.clone(), 4),
+            ResultKind::TopK => (self.top_k.clone(), 8 * TOP_K as u64),
         }
     }
 }
 
-fn log_layers_at_once(layers: &LayersAtOnce) {
+fn log_persistent_layers(layers: &PersistentLayers) {
     let n = layers.dispatches.len();
     tracing::info!("a token goes through all layers in {n} dispatch(es), one for each buffer of weights");
 }
 
 /// How many of the dispatches of the layers have been submitted when all are recorded; see [`WgpuForwardPass::record`].
-fn last_bunch(kind: BatchKind, n_dispatches: usize) -> usize {
+fn submitted_while_recording(kind: BatchKind, n_dispatches: usize) -> usize {
     let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
-    if prompt && n_dispatches >= FIRST_BUNCH { 1 << n_dispatches.ilog2() } else { 0 }
+    if prompt && n_dispatches >= FIRST_SUBMISSION { 1 << n_dispatches.ilog2() } else { 0 }
 }
 
 /// Room for the hidden states of `n_tokens` tokens after every layer: what there is, or more.
@@ -397,8 +401,8 @@ fn reserve_trace(
 impl Drop for WgpuForwardPass {
     /// A driver that is in the middle of a pipeline when the process ends may take it amiss.
     fn drop(&mut self) {
-        if self.late.is_some() {
-            self.gpu.pso().stop_building();
+        if self.compiling_layers.is_some() {
+            self.gpu.pipelines().stop_building();
         }
     }
 }
@@ -422,7 +426,7 @@ impl ForwardPass for WgpuForwardPass {
     }
 
     fn n_ubatch(&self) -> usize {
-        self.s.n_tokens
+        self.scratch.n_tokens
     }
 
     fn n_past(&self, seq: usize) -> usize {
@@ -470,7 +474,7 @@ impl ForwardPass for WgpuForwardPass {
     ) -> Result<Logits<'_>, ForwardError> {
         let mut logits = std::mem::take(&mut self.logits);
         logits.clear();
-        let outcome = self.evaluate(batch, Output::Logits, trace, |bytes| {
+        let outcome = self.evaluate(batch, ResultKind::Logits, trace, |bytes| {
             let start = logits.len();
             logits.resize(start + bytes.len() / 4, 0.0);
             bytemuck::cast_slice_mut(&mut logits[start..]).copy_from_slice(bytes);
@@ -482,7 +486,7 @@ impl ForwardPass for WgpuForwardPass {
 
     fn forward_hidden(&mut self, batch: &[BatchToken]) -> Result<Vec<f32>, ForwardError> {
         let mut states = Vec::new();
-        self.evaluate(batch, Output::Hidden, None, |bytes| {
+        self.evaluate(batch, ResultKind::Hidden, None, |bytes| {
             states.extend(bytemuck::pod_collect_to_vec::<u8, f32>(bytes));
         })?;
         Ok(states)
@@ -491,12 +495,13 @@ impl ForwardPass for WgpuForwardPass {
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // Steps that are queued ahead do not pass through `evaluate`, which checks the others.
         check_wanted(&self.spec, batch, &|seq| self.n_past(seq), true)?;
-        let ahead = self.profiler.is_none() && batch.len() <= FEW.min(self.s.n_wanted) && is_decode(batch);
+        let ahead =
+            self.profiler.is_none() && batch.len() <= MAX_GEMV_TOKENS.min(self.scratch.n_wanted) && is_decode(batch);
         if ahead {
             return self.decode_greedy(batch);
         }
         let mut ids = Vec::new();
-        self.evaluate(batch, Output::Id, None, |bytes| {
+        self.evaluate(batch, ResultKind::Id, None, |bytes| {
             ids.extend(bytemuck::pod_collect_to_vec::<u8, u32>(bytes));
         })?;
         let wanted: Vec<_> = batch.iter().filter(|t| t.logits).copied().collect();
@@ -510,7 +515,7 @@ impl ForwardPass for WgpuForwardPass {
             return Ok((0..logits.n_rows()).map(|i| highest(logits.row(i), k)).collect());
         }
         let mut lists = Vec::new();
-        self.evaluate(batch, Output::TopK, None, |bytes| {
+        self.evaluate(batch, ResultKind::TopK, None, |bytes| {
             let pairs: Vec<[u32; 2]> = bytemuck::pod_collect_to_vec(bytes);
             lists.extend(pairs.chunks_exact(TOP_K).map(kernels::top_k_list));
         })?;
@@ -535,7 +540,7 @@ impl ForwardPass for WgpuForwardPass {
     }
 
     fn wake(&mut self) -> bool {
-        self.waker.wake(&self.gpu, &self.one)
+        self.waker.wake(&self.gpu, &self.plan_one)
     }
 }
 

@@ -15,16 +15,16 @@ pub struct WgpuKvCache {
     /// Which page holds what.
     pub(super) pages: PageTable,
     /// Keys, or values, of each layer that has its own.
-    halves: Vec<Half>,
+    halves: Vec<LayerKeysOrValues>,
     /// A page of all layers' keys and values on its way to another: a buffer cannot be copied to itself.
-    between: Buffer,
+    copy_buffer: Buffer,
     pub(super) cache_type: CacheType,
     bytes: u64,
 }
 
 /// A layer's keys, or its values.
 #[derive(Debug)]
-struct Half {
+struct LayerKeysOrValues {
     slice: Slice,
     page_bytes: u64,
     /// The group of layers whose pages these are.
@@ -60,14 +60,14 @@ impl WgpuKvCache {
             Some((keys[at].clone(), values[at].clone()))
         });
         let halves = keys.iter().zip(&values).zip(&owners).flat_map(|((keys, values), &(i, page))| {
-            let half = |(slice, page_bytes)| Half { slice, page_bytes, group: groups.of_layer(i) };
+            let half = |(slice, page_bytes)| LayerKeysOrValues { slice, page_bytes, group: groups.of_layer(i) };
             [(keys.clone(), page[0]), (values.clone(), page[1])].map(half)
         });
         Ok(Self {
             layers: layers.collect(),
             pages: PageTable::new(groups),
             halves: halves.collect(),
-            between: gpu.buffer("a page to copy", copy_bytes(mixers, groups.room().n_seq))?,
+            copy_buffer: gpu.buffer("a page to copy", copy_bytes(mixers, groups.room().n_seq))?,
             cache_type,
             bytes: cache_bytes(mixers, groups),
         })
@@ -92,11 +92,11 @@ impl WgpuKvCache {
             };
             for (buffer, offset, at, bytes) in halves() {
                 let from = offset + u64::from(from) * bytes;
-                encoder.copy_buffer_to_buffer(buffer, from, &self.between, at, bytes);
+                encoder.copy_buffer_to_buffer(buffer, from, &self.copy_buffer, at, bytes);
             }
             for (buffer, offset, at, bytes) in halves() {
                 let to = offset + u64::from(to) * bytes;
-                encoder.copy_buffer_to_buffer(&self.between, at, buffer, to, bytes);
+                encoder.copy_buffer_to_buffer(&self.copy_buffer, at, buffer, to, bytes);
             }
             gpu.submit(encoder);
         }

@@ -2,14 +2,14 @@
 
 use metal_attention_model::{BatchToken, ForwardError};
 
-use crate::forward_pass::{Output, STATE, WgpuForwardPass};
+use crate::forward_pass::{FLAG_BYTES, ResultKind, WgpuForwardPass};
 use crate::{Readback, WgpuError};
 
 impl WgpuForwardPass {
     /// One greedy step of sequences that each go on by one token, and the steps that are expected to follow it. On an error
     /// the cache is as it was.
     pub(super) fn decode_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
-        self.take_late_kernels();
+        self.adopt_compiled_layers();
         if !self.lookahead.continues(batch) {
             self.clear_lookahead();
         }
@@ -35,12 +35,12 @@ impl WgpuForwardPass {
             self.submit_decode(batch, steps.start)?;
         }
         let mut readback = self.lookahead.pop().expect("at least one step was submitted");
-        let bytes = 4 * batch.len() as u64 + STATE;
+        let bytes = 4 * batch.len() as u64 + FLAG_BYTES;
         let mut ids = readback.read(&self.gpu, bytes, bytemuck::pod_collect_to_vec::<u8, u32>)?;
-        let given_up = ids.pop() != Some(0) && self.at_once.is_some() && batch.len() == 1;
+        let timed_out = ids.pop() != Some(0) && self.persistent_timed_out.is_some() && batch.len() == 1;
         self.free.push(readback);
-        if given_up {
-            self.leave_at_once();
+        if timed_out {
+            self.disable_persistent_layers();
             return self.decode(batch);
         }
         self.gpu.watch().advance((batch.len() * self.spec.n_layer()) as u64);
@@ -51,16 +51,16 @@ impl WgpuForwardPass {
     /// Submits the greedy step `ahead` tokens after `batch`.
     fn submit_decode(&mut self, batch: &[BatchToken], ahead: usize) -> Result<(), WgpuError> {
         let bytes = 4 * batch.len() as u64;
-        let mut readback = match self.free.pop().filter(|r| r.bytes() >= bytes + STATE) {
+        let mut readback = match self.free.pop().filter(|r| r.bytes() >= bytes + FLAG_BYTES) {
             Some(readback) => readback,
-            None => Readback::new(&self.gpu, bytes + STATE)?,
+            None => Readback::new(&self.gpu, bytes + FLAG_BYTES)?,
         };
         self.write_pages(batch);
         self.states.write(&self.gpu, &self.cache.pages.segments_ahead(batch, ahead));
-        let mut encoder = self.record(self.step_of(batch, ahead, Output::Id), false);
+        let mut encoder = self.record(self.batch_shape(batch, ahead, ResultKind::Id), false);
         readback.copy(&mut encoder, &self.ids, bytes);
-        if let Some(gave_up) = &self.at_once {
-            readback.copy_after(&mut encoder, gave_up, 0..4, bytes);
+        if let Some(timed_out) = &self.persistent_timed_out {
+            readback.copy_after(&mut encoder, timed_out, 0..4, bytes);
         }
         readback.map(self.gpu.submit(encoder));
         self.lookahead.push(readback);
@@ -83,13 +83,13 @@ impl WgpuForwardPass {
     }
 
     /// Goes back to layers dispatched one by one, after a workgroup gave up waiting for another.
-    pub(super) fn leave_at_once(&mut self) {
+    pub(super) fn disable_persistent_layers(&mut self) {
         tracing::warn!(
             "the GPU did not run all workgroups side by side: decode goes on with a dispatch for each kernel"
         );
         self.clear_lookahead();
         self.prepared = None;
-        self.one.layers_at_once = None;
-        self.at_once = None;
+        self.plan_one.persistent_layers = None;
+        self.persistent_timed_out = None;
     }
 }

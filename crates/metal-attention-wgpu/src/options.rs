@@ -2,9 +2,9 @@
 
 use metal_attention_model::{CacheGroups, CacheType, Capacity, DEFAULT_UBATCH, MemoryUse, ModelSpec, Rope, Weights};
 
-use crate::activations::{Activations, Widths, experts_bytes};
+use crate::activations::{ActivationWidths, Activations, experts_bytes};
 use crate::kv_cache::{cache_bytes, copy_bytes};
-use crate::parts::{MixerKernels, UNTURNED};
+use crate::parts::{MixerKernels, UNROTATED_ELEMENTS};
 use crate::state::{state_bytes, within_bindings};
 
 /// How a [`WgpuForwardPass`](super::WgpuForwardPass) is set up.
@@ -30,7 +30,7 @@ pub struct WgpuForwardPassOptions {
     pub exact: bool,
     /// Workgroups of the kernel that runs all layers of a token in one dispatch, all of which the GPU has to run side
     /// by side; 0: the layers are dispatched kernel by kernel. `None`: what suits the GPU.
-    pub layers_at_once: Option<usize>,
+    pub persistent_workgroups: Option<usize>,
     /// Most layers whose weights share a buffer, and with it that kernel. A buffer is at most as large as a binding, some 4 GiB,
     /// whatever this says.
     pub layers_in_a_buffer: usize,
@@ -47,7 +47,7 @@ impl Default for WgpuForwardPassOptions {
             n_ubatch: DEFAULT_UBATCH,
             cache_type: CacheType::default(),
             exact: false,
-            layers_at_once: None,
+            persistent_workgroups: None,
             layers_in_a_buffer: usize::MAX,
         }
     }
@@ -63,16 +63,16 @@ impl WgpuForwardPassOptions {
 
     /// What `spec` will take on a GPU whose largest binding is `max_binding` bytes, to a few percent.
     pub fn memory_needed(&self, spec: &ModelSpec, weights: &Weights, max_binding: u64) -> MemoryUse {
-        let room = self.capacity(spec, max_binding);
-        let groups = CacheGroups::new(spec, room);
+        let cache_capacity = self.capacity(spec, max_binding);
+        let groups = CacheGroups::new(spec, cache_capacity);
         let mixers = MixerKernels::of_layers(spec, weights, &groups, self.cache_type);
-        let widths = Widths::new(spec, &mixers);
-        let capacity = Activations::capacity(max_binding, &widths, room.n_tokens(spec));
-        let n_rot = |rope: &Option<Rope>| rope.map_or(UNTURNED, |rope| rope.n_rot);
+        let widths = ActivationWidths::new(spec, &mixers);
+        let capacity = Activations::capacity(max_binding, &widths, cache_capacity.n_tokens(spec));
+        let n_rot = |rope: &Option<Rope>| rope.map_or(UNROTATED_ELEMENTS, |rope| rope.n_rot);
         let rope = distinct_ropes(spec).iter().map(|rope| 4 * n_rot(rope) as u64).sum::<u64>();
         let tensors = weights.tensors().into_iter().map(|tensor| tensor.bytes().len() as u64);
         MemoryUse {
-            weights: tensors.fold(rope.saturating_mul(room.n_positions() as u64), u64::saturating_add),
+            weights: tensors.fold(rope.saturating_mul(cache_capacity.n_positions() as u64), u64::saturating_add),
             kv_cache: cache_bytes(&mixers, &groups).saturating_add(state_bytes(&groups)),
             scratch: Activations::bytes(&widths, capacity)
                 + experts_bytes(spec, capacity.0)

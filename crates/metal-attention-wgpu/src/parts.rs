@@ -10,7 +10,7 @@ use metal_attention_model::{
 
 use crate::WgpuError;
 use crate::kernels::{
-    AttentionShape, ConvolutionShape, GeneralAttention, InputsShape, KvInputs, LatentShape, MAX_EXPERTS,
+    AttentionInputsShape, AttentionShape, ConvolutionShape, GeneralAttention, KvInputs, LatentInputsShape, MAX_EXPERTS,
     MAX_FAST_HEAD_DIM, MAX_TAPS, MAX_USED_EXPERTS,
 };
 
@@ -131,9 +131,9 @@ pub(super) enum MixerKernels {
     /// Attention that the kernels for it know all of.
     Fast(AttentionShape),
     /// Attention with parts that those do not know.
-    General(InputsShape, GeneralAttention),
+    General(AttentionInputsShape, GeneralAttention),
     /// Latent attention.
-    Latent(LatentShape, GeneralAttention),
+    Latent(LatentInputsShape, GeneralAttention),
     /// A gated short convolution.
     ShortConv(ShortConvSpec),
     /// A gated delta rule.
@@ -158,7 +158,7 @@ pub(super) enum AttentionKernels {
     /// Those that know all of it.
     Fast(AttentionShape),
     /// General ones.
-    General(InputsShape, GeneralAttention),
+    General(AttentionInputsShape, GeneralAttention),
 }
 
 impl AttentionKernels {
@@ -174,7 +174,7 @@ impl AttentionKernels {
     fn beside(self, beside: usize) -> Self {
         match self {
             Self::Fast(shape) => Self::Fast(AttentionShape { beside, ..shape }),
-            Self::General(inputs, attention) => Self::General(InputsShape { beside, ..inputs }, attention),
+            Self::General(inputs, attention) => Self::General(AttentionInputsShape { beside, ..inputs }, attention),
         }
     }
 }
@@ -263,7 +263,7 @@ impl AttentionKernels {
             KvSource::Layer(_) => KvInputs::None,
         };
         let LayerPages { n_ctx, group, cache } = pages;
-        let inputs = InputsShape {
+        let inputs = AttentionInputsShape {
             n_head,
             n_head_kv,
             head_dim,
@@ -313,7 +313,7 @@ impl MixerKernels {
             fused_expansions: _,
         } = *a;
         let LayerPages { n_ctx, group, cache } = pages;
-        let inputs = LatentShape {
+        let inputs = LatentInputsShape {
             n_head,
             n_nope,
             shared_dim,
@@ -404,7 +404,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
     };
     let (n_rot, rope_layout) = match positions {
         Positions::Rope(rope) => (rope.n_rot, rope.layout),
-        Positions::None => (UNTURNED, RopeLayout::Halves),
+        Positions::None => (UNROTATED_ELEMENTS, RopeLayout::Halves),
         Positions::Alibi { max_bias: _ } => return None,
     };
     let qk_norm_eps = match qk_norm {
@@ -439,7 +439,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
 }
 
 /// Elements that are turned by nothing where the fast kernels run attention without positions.
-pub(super) const UNTURNED: usize = 2;
+pub(super) const UNROTATED_ELEMENTS: usize = 2;
 
 /// A layer as the kernel of all layers at once knows it: fast attention and a feed-forward gated by `SiLU`, with an RMSNorm before
 /// each.

@@ -17,36 +17,37 @@ use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
-use crate::forward_pass::Output;
+use crate::forward_pass::ResultKind;
 use crate::kernels::{
-    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNorm, Rows, SplitTile, TOKEN_TILE,
+    self, MAX_TOP_K, MatvecInput, MatvecOptions, MatvecOutput, NormShape, RmsNormShape, SplitTile, TOKEN_TILE,
+    TokenRows,
 };
 use crate::kv_cache::WgpuKvCache;
 use crate::parts::MixerKernels;
 use crate::state::WgpuStates;
 use crate::weights::{WgpuLinear, WgpuNorm, WgpuWeights};
-use crate::{Dispatch, StepSize, WgpuDevice, WgpuError, WgpuMatrix};
+use crate::{BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// Most tokens of a batch that is multiplied token by token instead of tile by tile, and sequences decoded side by side.
-pub(super) const FEW: usize = 16;
+pub(super) const MAX_GEMV_TOKENS: usize = 16;
 
 /// Most tokens of a few on matrix units, whose tiles for many leave most of a large GPU idle.
-const FEW_ON_UNITS: usize = 128;
+const MAX_FEW_TOKENS_ON_UNITS: usize = 128;
 
 /// How many are a few on `gpu`.
-pub(super) fn few_on(gpu: &WgpuDevice, exact: bool) -> AFew {
-    let tokens = if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW };
-    AFew { sequences: FEW, tokens }
+pub(super) fn few_limits(gpu: &WgpuDevice, exact: bool) -> AFew {
+    let tokens = if gpu.features().cooperative_f16 && !exact { MAX_FEW_TOKENS_ON_UNITS } else { MAX_GEMV_TOKENS };
+    AFew { sequences: MAX_GEMV_TOKENS, tokens }
 }
 
 /// All dispatches of one kind of batch.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct DispatchPlan {
     pub(super) embedding: Vec<Dispatch>,
     pub(super) layers: Vec<Vec<Dispatch>>,
     /// All layers in one, or in one for each buffer that their weights lie in, for a step that shows nothing of what lies
     /// between them, of a sequence whose pages lie one after the other.
-    pub(super) layers_at_once: Option<Vec<Dispatch>>,
+    pub(super) persistent_layers: Option<Vec<Dispatch>>,
     /// States after the last norm of the tokens whose logits are wanted.
     pub(super) hidden: Vec<Dispatch>,
     /// Logits of the tokens that want them.
@@ -57,22 +58,22 @@ pub(super) struct Plan {
     pub(super) top_k: Vec<Dispatch>,
 }
 
-impl Plan {
+impl DispatchPlan {
     /// What follows the layers for `output` to come back.
-    pub(super) fn results(&self, output: Output) -> impl Iterator<Item = &Dispatch> {
+    pub(super) fn results(&self, output: ResultKind) -> impl Iterator<Item = &Dispatch> {
         let (first, then): (&[Dispatch], &[Dispatch]) = match output {
-            Output::Hidden => (&self.hidden, &[]),
-            Output::Logits => (&self.head, &[]),
-            Output::Id => (&self.head, &self.argmax),
-            Output::TopK => (&self.head, &self.top_k),
+            ResultKind::Hidden => (&self.hidden, &[]),
+            ResultKind::Logits => (&self.head, &[]),
+            ResultKind::Id => (&self.head, &self.argmax),
+            ResultKind::TopK => (&self.head, &self.top_k),
         };
         first.iter().chain(then)
     }
 
     /// All that it has of one kernel or another.
     fn all(&self) -> impl Iterator<Item = &Dispatch> {
-        let Self { embedding, layers, layers_at_once, hidden, head, argmax, top_k } = self;
-        let layers = layers.iter().chain(layers_at_once).flatten();
+        let Self { embedding, layers, persistent_layers, hidden, head, argmax, top_k } = self;
+        let layers = layers.iter().chain(persistent_layers).flatten();
         embedding.iter().chain(layers).chain(hidden).chain(head).chain(argmax).chain(top_k)
     }
 
@@ -88,10 +89,10 @@ impl Plan {
 
     /// The dispatches of all layers, in order; `in_order`: whether the pages of the sequence lie one after the other.
     /// Whether layers at once ran to the end is known where something comes back.
-    pub(super) fn layers(&self, size: StepSize, in_order: bool) -> impl Iterator<Item = &Dispatch> {
-        let at_once = self.layers_at_once.as_ref().filter(|_| size.n_wanted > 0 && in_order);
-        let one_by_one = if at_once.is_some() { &[] } else { self.layers.as_slice() };
-        at_once.into_iter().flatten().chain(one_by_one.iter().flatten())
+    pub(super) fn layers(&self, size: BatchDims, in_order: bool) -> impl Iterator<Item = &Dispatch> {
+        let persistent = self.persistent_layers.as_ref().filter(|_| size.n_wanted > 0 && in_order);
+        let one_by_one = if persistent.is_some() { &[] } else { self.layers.as_slice() };
+        persistent.into_iter().flatten().chain(one_by_one.iter().flatten())
     }
 
     /// Dispatches of all layers, one by one.
@@ -100,13 +101,13 @@ impl Plan {
     }
 
     /// Tokens times layers of a step that its first `n` dispatches of layers get done.
-    pub(super) fn work(&self, size: StepSize, n: usize) -> u64 {
+    pub(super) fn work(&self, size: BatchDims, n: usize) -> u64 {
         let layers = n * self.layers.len() / self.n_dispatches().max(1);
         u64::from(size.n_tokens) * layers as u64
     }
 
     /// The dispatches of a greedy step of a sequence alone in the cache, in order.
-    pub(super) fn greedy(&self, size: StepSize) -> impl Iterator<Item = &Dispatch> {
+    pub(super) fn greedy(&self, size: BatchDims) -> impl Iterator<Item = &Dispatch> {
         self.embedding.iter().chain(self.layers(size, true)).chain(&self.head).chain(&self.argmax)
     }
 }
@@ -116,7 +117,7 @@ pub(super) struct PlanBuilder<'a> {
     pub(super) gpu: &'a WgpuDevice,
     pub(super) spec: &'a ModelSpec,
     pub(super) weights: &'a WgpuWeights,
-    pub(super) s: &'a Activations,
+    pub(super) scratch: &'a Activations,
     pub(super) cache: &'a WgpuKvCache,
     pub(super) states: &'a WgpuStates,
     pub(super) mixers: &'a [MixerKernels],
@@ -131,7 +132,7 @@ pub(super) struct PlanBuilder<'a> {
 
 /// How a matrix product is computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Method {
+enum ProductMethod {
     /// Each weight is read once for so many tokens.
     TokenByToken(usize),
     /// On matrix units, the inputs of a row shared out.
@@ -142,24 +143,24 @@ enum Method {
 
 /// A matrix product and where its results go.
 #[derive(Clone, Copy)]
-struct Product<'a> {
+struct LinearProduct<'a> {
     linear: (&'a WgpuMatrix, Option<&'a Buffer>),
     output: MatvecOutput,
-    rows: Rows,
+    rows: TokenRows,
     x: &'a Buffer,
     y: &'a Buffer,
 }
 
-impl<'a> Product<'a> {
+impl<'a> LinearProduct<'a> {
     /// A product for all tokens.
     fn new(linear: &'a WgpuLinear, output: MatvecOutput, x: &'a Buffer, y: &'a Buffer) -> Self {
-        Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: Rows::Tokens, x, y }
+        Self { linear: (&linear.weight, linear.bias.as_ref()), output, rows: TokenRows::Tokens, x, y }
     }
 }
 
 /// The input of products: what a norm makes of the residual stream, or that itself.
 #[derive(Clone, Copy)]
-enum Input<'a> {
+enum ProductInput<'a> {
     /// The norm is still to be taken of the stream; kernels for products do it on the way.
     Norm(&'a WgpuNorm),
     /// It lies there.
@@ -167,17 +168,17 @@ enum Input<'a> {
 }
 
 impl PlanBuilder<'_> {
-    pub(super) fn build(&self) -> Result<Plan, WgpuError> {
-        let (s, n_vocab) = (self.s, self.spec.n_vocab);
+    pub(super) fn build(&self) -> Result<DispatchPlan, WgpuError> {
+        let (scratch, n_vocab) = (self.scratch, self.spec.n_vocab);
         let (mut argmax, mut top_k) = (Vec::new(), Vec::new());
         if self.spec.output.head.is_some() {
-            argmax = kernels::argmax(self.gpu, n_vocab, &s.logits, &s.argmax, self.ids, Some(self.batch))?;
-            top_k = kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &s.logits, &s.top_k, self.top_k)?;
+            argmax = kernels::argmax(self.gpu, n_vocab, &scratch.logits, &scratch.argmax, self.ids, Some(self.batch))?;
+            top_k = kernels::top_k(self.gpu, n_vocab, MAX_TOP_K, &scratch.logits, &scratch.top_k, self.top_k)?;
         }
-        Ok(Plan {
+        Ok(DispatchPlan {
             embedding: self.embedding()?,
             layers: (0..self.spec.n_layer()).map(|i| self.layer(i)).collect::<Result<_, _>>()?,
-            layers_at_once: None,
+            persistent_layers: None,
             hidden: self.hidden()?,
             head: self.head()?,
             argmax,
@@ -186,105 +187,125 @@ impl PlanBuilder<'_> {
     }
 
     /// Most tokens of a batch of this kind.
-    fn most_tokens(&self) -> usize {
+    fn max_tokens(&self) -> usize {
         match self.kind {
             BatchKind::One => 1,
-            BatchKind::Sequences => FEW,
-            BatchKind::Few => few_on(self.gpu, self.exact).tokens,
-            BatchKind::Many => self.s.n_tokens,
+            BatchKind::Sequences => MAX_GEMV_TOKENS,
+            BatchKind::Few => few_limits(self.gpu, self.exact).tokens,
+            BatchKind::Many => self.scratch.n_tokens,
         }
     }
 
     /// How a product with `matrix` is computed.
-    fn method(&self, matrix: &WgpuMatrix) -> Method {
+    fn method(&self, matrix: &WgpuMatrix) -> ProductMethod {
         let features = self.gpu.features();
         if self.kind == BatchKind::One {
-            return Method::TokenByToken(1);
+            return ProductMethod::TokenByToken(1);
         }
         if self.kind != BatchKind::Many {
-            if let Some(tile) = kernels::split_tile(features, matrix, self.most_tokens(), self.exact) {
-                return Method::Split(tile);
+            if let Some(tile) = kernels::split_tile(features, matrix, self.max_tokens(), self.exact) {
+                return ProductMethod::Split(tile);
             }
             if !kernels::all_on_units(features, matrix, self.exact) || !features.cooperative_f16 {
-                return Method::TokenByToken(TOKEN_TILE);
+                return ProductMethod::TokenByToken(TOKEN_TILE);
             }
         }
-        if kernels::leaves_idle_in_tiles(matrix, self.most_tokens()) {
-            return Method::TokenByToken(TOKEN_TILE);
+        if kernels::leaves_idle_in_tiles(matrix, self.max_tokens()) {
+            return ProductMethod::TokenByToken(TOKEN_TILE);
         }
-        Method::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
+        ProductMethod::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
     }
 
     /// What `norm` makes of the residual stream, for products; without a norm the stream. `shared`: several products read it,
     /// so that it is made once.
     fn input<'n>(
         &'n self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         norm: Option<&'n WgpuNorm>,
         shared: bool,
-    ) -> Result<Input<'n>, WgpuError> {
-        let Some(norm) = norm else { return Ok(Input::Ready(&self.s.x)) };
+    ) -> Result<ProductInput<'n>, WgpuError> {
+        let Some(norm) = norm else { return Ok(ProductInput::Ready(&self.scratch.x)) };
         if !shared && norm.kind == NormKind::Rms && !norm.has_bias {
-            return Ok(Input::Norm(norm));
+            return Ok(ProductInput::Norm(norm));
         }
-        d.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.s.x), &self.s.h)?);
-        Ok(Input::Ready(&self.s.h))
+        dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.scratch.x), &self.scratch.h)?);
+        Ok(ProductInput::Ready(&self.scratch.h))
     }
 
     /// `y = norm(x)` over rows of the norm's length, with the rest as `of` says; `None`: in place.
-    fn norm(&self, norm: &WgpuNorm, of: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
-        let of = NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..of };
-        kernels::norm(self.gpu, of, x, Some(&norm.weights), y, self.batch)
+    fn norm(&self, norm: &WgpuNorm, shape: NormShape, x: Option<&Buffer>, y: &Buffer) -> Result<Dispatch, WgpuError> {
+        let shape =
+            NormShape { n: norm.n, kind: Some(norm.kind), eps: norm.eps, weight: true, bias: norm.has_bias, ..shape };
+        kernels::norm(self.gpu, shape, x, Some(&norm.weights), y, self.batch)
     }
 
     /// The product with `input`, in place of the one that `product` has.
-    fn product_of(&self, d: &mut Vec<Dispatch>, input: Input<'_>, product: Product<'_>) -> Result<(), WgpuError> {
+    fn project(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        input: ProductInput<'_>,
+        product: LinearProduct<'_>,
+    ) -> Result<(), WgpuError> {
         match input {
-            Input::Norm(norm) => self.norm_and_product(d, norm, product),
-            Input::Ready(x) => self.multiply(d, Product { x, ..product }),
+            ProductInput::Norm(norm) => self.norm_then_multiply(dispatches, norm, product),
+            ProductInput::Ready(x) => self.multiply(dispatches, LinearProduct { x, ..product }),
         }
     }
 
     /// The product of `norm(x)`, an RMSNorm that adds nothing. Most kernels reckon it on the way; a norm of its own would cost
     /// a whole dispatch more.
-    fn norm_and_product(&self, d: &mut Vec<Dispatch>, norm: &WgpuNorm, product: Product<'_>) -> Result<(), WgpuError> {
+    fn norm_then_multiply(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        norm: &WgpuNorm,
+        product: LinearProduct<'_>,
+    ) -> Result<(), WgpuError> {
         let (weight, eps) = (&norm.weights, norm.eps);
         if !matches!(
             self.method(product.linear.0),
-            Method::Tiles { on_units: false } | Method::TokenByToken(TOKEN_TILE)
+            ProductMethod::Tiles { on_units: false } | ProductMethod::TokenByToken(TOKEN_TILE)
         ) {
-            d.extend(self.matvec(MatvecInput::RmsNorm { weight, eps }, product)?);
+            dispatches.extend(self.matvec(MatvecInput::RmsNorm { weight, eps }, product)?);
             return Ok(());
         }
-        let wanted_only = product.rows == Rows::Wanted;
-        let norm = RmsNorm { n: self.spec.n_embd, eps, wanted_only };
-        d.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.s.h, self.batch)?);
-        let rows = if wanted_only { Rows::Gathered } else { Rows::Tokens };
-        self.multiply(d, Product { x: &self.s.h, rows, ..product })
+        let wanted_only = product.rows == TokenRows::Wanted;
+        let norm = RmsNormShape { n: self.spec.n_embd, eps, wanted_only };
+        dispatches.push(kernels::rmsnorm(self.gpu, norm, product.x, weight, &self.scratch.h, self.batch)?);
+        let rows = if wanted_only { TokenRows::Gathered } else { TokenRows::Tokens };
+        self.multiply(dispatches, LinearProduct { x: &self.scratch.h, rows, ..product })
     }
 
     /// The product of `norm(x)`, an RMSNorm of whole rows that adds nothing, for one token, whose kernel reckons it on the way.
-    fn multiply_normed(&self, d: &mut Vec<Dispatch>, norm: &WgpuNorm, product: Product<'_>) -> Result<(), WgpuError> {
-        d.extend(self.matvec(MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, product)?);
+    fn multiply_normed(
+        &self,
+        dispatches: &mut Vec<Dispatch>,
+        norm: &WgpuNorm,
+        product: LinearProduct<'_>,
+    ) -> Result<(), WgpuError> {
+        dispatches.extend(self.matvec(MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, product)?);
         Ok(())
     }
 
-    fn multiply(&self, d: &mut Vec<Dispatch>, product: Product<'_>) -> Result<(), WgpuError> {
-        d.extend(self.matvec(MatvecInput::Plain, product)?);
+    fn multiply(&self, dispatches: &mut Vec<Dispatch>, product: LinearProduct<'_>) -> Result<(), WgpuError> {
+        dispatches.extend(self.matvec(MatvecInput::Plain, product)?);
         Ok(())
     }
 
-    fn matvec(&self, input: MatvecInput<'_>, product: Product<'_>) -> Result<Vec<Dispatch>, WgpuError> {
-        let Product { linear: (matrix, bias), output, rows, x, y } = product;
+    fn matvec(&self, input: MatvecInput<'_>, product: LinearProduct<'_>) -> Result<Vec<Dispatch>, WgpuError> {
+        let LinearProduct { linear: (matrix, bias), output, rows, x, y } = product;
         let (gpu, batch) = (self.gpu, self.batch);
         let options = MatvecOptions { input, output, rows, bias };
         match self.method(matrix) {
-            Method::TokenByToken(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
-            Method::Split(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
-            Method::Tiles { .. } => {
+            ProductMethod::TokenByToken(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
+            ProductMethod::Split(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
+            ProductMethod::Tiles { .. } => {
                 // Seldom are the logits of many tokens wanted.
-                let most = if rows == Rows::Tokens { self.most_tokens() } else { self.most_tokens().min(FEW_ON_UNITS) };
-                kernels::matmul(gpu, matrix, options, most, self.exact, x, y, &self.s.matmul, batch)
+                let most = if rows == TokenRows::Tokens {
+                    self.max_tokens()
+                } else {
+                    self.max_tokens().min(MAX_FEW_TOKENS_ON_UNITS)
+                };
+                kernels::matmul(gpu, matrix, options, most, self.exact, x, y, &self.scratch.matmul, batch)
             }
         }
     }

@@ -7,10 +7,10 @@ use wgpu::{
     BufferDescriptor, BufferUsages, ComputePassDescriptor, ComputePassTimestampWrites, QuerySetDescriptor, QueryType,
 };
 
-use crate::forward_pass::{Output, Step, WgpuForwardPass};
+use crate::forward_pass::{BatchShape, ResultKind, WgpuForwardPass};
 use crate::kernels;
 use crate::segments::repeatable;
-use crate::{Dispatch, StepSize, WgpuError};
+use crate::{BatchDims, Dispatch, WgpuError};
 
 /// Passes that are timed in one submission: two timestamps each, of the 4096 that a set of queries holds.
 const PASSES_AT_ONCE: usize = 2048;
@@ -25,20 +25,25 @@ type Ticks = [u64; 2];
 impl WgpuForwardPass {
     /// Dispatches of a greedy step over `n_tokens` tokens of which the last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
-        let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
-        let plan = self.plan(BatchKind::of_text(n_tokens, self.few_are));
-        plan.greedy(size).filter(|dispatch| dispatch.runs(size)).count()
+        let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
+        let plan = self.plan(BatchKind::of_text(n_tokens, self.few_limits));
+        plan.greedy(size).filter(|dispatch| dispatch.has_work(size)).count()
     }
 
     /// Times the step over `batch` that is about to run: as it is, then each of its dispatches in a pass of its own,
     /// which costs some extra time of its own. Both runs leave behind what the step itself will.
-    pub(super) fn profile_step(&mut self, phase: Phase, batch: &[BatchToken], output: Output) -> Result<(), WgpuError> {
+    pub(super) fn profile_step(
+        &mut self,
+        phase: Phase,
+        batch: &[BatchToken],
+        output: ResultKind,
+    ) -> Result<(), WgpuError> {
         self.write_pages(batch);
-        let Step { kind, size, in_order, .. } = self.step_of(batch, 0, output);
+        let BatchShape { kind, size, in_order, .. } = self.batch_shape(batch, 0, output);
         let plan = self.plan(kind);
         // Without wanted tokens the grids of the head are empty, too.
         let all = plan.embedding.iter().chain(plan.layers(size, in_order)).chain(plan.results(output));
-        let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.runs(size)).collect();
+        let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).collect();
         let (_, period) = self.gpu.clock()?;
         let since =
             |start: u64, end: u64| Duration::from_secs_f64(end.saturating_sub(start) as f64 * f64::from(period) * 1e-9);
@@ -69,7 +74,7 @@ impl WgpuForwardPass {
     fn time_passes(
         &self,
         batch: &[BatchToken],
-        size: StepSize,
+        size: BatchDims,
         passes: &[&[&Dispatch]],
     ) -> Result<Vec<Ticks>, WgpuError> {
         let gpu = &*self.gpu;

@@ -18,7 +18,7 @@ pub struct Readback {
     /// The map that was asked for since the last read, and the answer when it is there. A buffer whose map was refused is
     /// not mapped.
     pending: Option<(SubmissionIndex, Receiver<Result<(), BufferAsyncError>>)>,
-    looking: Arc<RwLock<()>>,
+    poll_lock: Arc<RwLock<()>>,
 }
 
 impl Readback {
@@ -28,7 +28,7 @@ impl Readback {
             buffer: gpu.readback_buffer("results to read", bytes)?,
             bytes,
             pending: None,
-            looking: gpu.looking(),
+            poll_lock: gpu.poll_lock(),
         })
     }
 
@@ -89,7 +89,7 @@ impl Readback {
     /// Takes the buffer back, unless its map was refused, while nobody is just about to hand it over: a step that is
     /// submitted on another thread answers maps too.
     fn unmap(&self, mapped: &Receiver<Result<(), BufferAsyncError>>) {
-        let _nobody_looks = self.looking.write().unwrap_or_else(PoisonError::into_inner);
+        let _nobody_looks = self.poll_lock.write().unwrap_or_else(PoisonError::into_inner);
         if !matches!(mapped.try_recv(), Ok(Err(_))) {
             self.buffer.unmap();
         }

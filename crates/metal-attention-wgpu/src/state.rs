@@ -29,7 +29,7 @@ impl WgpuStates {
     ) -> Result<Self, WgpuError> {
         let what = "the recurrent states";
         let layout = StateLayout::new(spec);
-        let n_slots = groups.states().map_or(0, |room| room.n_states + 1);
+        let n_slots = groups.states().map_or(0, |capacity| capacity.n_states + 1);
         let sizes: Vec<_> =
             (0..spec.n_layer()).map(|i| bytes_of_layer(&layout, i).saturating_mul(n_slots as u64)).collect();
         let kept: Vec<_> = sizes.iter().filter(|&&bytes| bytes > 0).map(|&bytes| Arena::padded(bytes)).collect();
@@ -108,17 +108,18 @@ fn bytes_of_layer(layout: &StateLayout, i: usize) -> u64 {
 
 /// Bytes of the states of all layers.
 pub(super) fn state_bytes(groups: &CacheGroups) -> u64 {
-    groups.states().map_or(0, |room| room.bytes())
+    groups.states().map_or(0, |capacity| capacity.bytes())
 }
 
 /// `room` with no more bytes for states than bindings of `max_binding` bytes reach: those of a layer lie in one.
-pub(super) fn within_bindings(room: Capacity, spec: &ModelSpec, max_binding: u64) -> Capacity {
+pub(super) fn within_bindings(capacity: Capacity, spec: &ModelSpec, max_binding: u64) -> Capacity {
     let layout = StateLayout::new(spec);
     let widest = (0..spec.n_layer()).map(|i| bytes_of_layer(&layout, i)).max().unwrap_or(0);
-    let Some(n_slots) = max_binding.checked_div(widest) else { return room };
-    let least =
-        CacheGroups::new(spec, Capacity { state_cache: 0, ..room }).states().map_or(0, |room| room.n_states + 1);
+    let Some(n_slots) = max_binding.checked_div(widest) else { return capacity };
+    let least = CacheGroups::new(spec, Capacity { state_cache: 0, ..capacity })
+        .states()
+        .map_or(0, |capacity| capacity.n_states + 1);
     let more = n_slots.saturating_sub(least as u64);
     let bytes = more.saturating_mul(layout.n_elements() as u64).saturating_mul(size_of::<f32>() as u64);
-    Capacity { state_cache: room.state_cache.min(usize::try_from(bytes).unwrap_or(usize::MAX)), ..room }
+    Capacity { state_cache: capacity.state_cache.min(usize::try_from(bytes).unwrap_or(usize::MAX)), ..capacity }
 }

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use wgpu::{ComputePassDescriptor, DeviceType, SubmissionIndex};
 
-use crate::plan::Plan;
-use crate::{StepSize, WgpuDevice};
+use crate::plan::DispatchPlan;
+use crate::{BatchDims, WgpuDevice};
 
 /// How long a bunch of work should take: so long may what comes have to wait for it.
-const BUNCH: Duration = Duration::from_millis(2);
+const WAKE_TIME: Duration = Duration::from_millis(2);
 
 /// Most products of a bunch.
 const MAX_PRODUCTS: usize = 1024;
@@ -17,7 +17,7 @@ const MAX_PRODUCTS: usize = 1024;
 const LAST_PART: f64 = 0.5;
 
 /// A step of one token.
-const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
 
 /// Multiplies the output head with what happens to lie there, into logits that the next step makes anew.
 #[derive(Debug)]
@@ -33,18 +33,18 @@ impl Waker {
         Self { products: 1, is_of_use: gpu.summary().kind == DeviceType::DiscreteGpu }
     }
 
-    /// A bunch of products, which is waited for; then as many as take [`BUNCH`] the next time. False where there is no use in
+    /// A bunch of products, which is waited for; then as many as take [`WAKE_TIME`] the next time. False where there is no use in
     /// more of them.
-    pub(super) fn wake(&mut self, gpu: &WgpuDevice, plan: &Plan) -> bool {
+    pub(super) fn wake(&mut self, gpu: &WgpuDevice, plan: &DispatchPlan) -> bool {
         let start = Instant::now();
         // An error is the next step's to find.
         if self.submit(gpu, plan).is_none_or(|submission| gpu.wait(Some(submission)).is_err()) {
             return false;
         }
         let taken = start.elapsed();
-        if taken < BUNCH / 2 {
+        if taken < WAKE_TIME / 2 {
             self.products = (2 * self.products).min(MAX_PRODUCTS);
-        } else if taken > 2 * BUNCH {
+        } else if taken > 2 * WAKE_TIME {
             self.products = (self.products / 2).max(1);
         }
         true
@@ -52,14 +52,14 @@ impl Waker {
 
     /// A product beside the upload of weights, of which `done` are there, which nobody waits for: little enough to hold no
     /// upload up, and where the kernels are there already.
-    pub(super) fn beside_upload(&self, gpu: &WgpuDevice, plan: &Plan, done: f64) {
+    pub(super) fn beside_upload(&self, gpu: &WgpuDevice, plan: &DispatchPlan, done: f64) {
         if done >= LAST_PART && plan.head.iter().all(|dispatch| dispatch.is_ready(gpu)) {
             self.submit(gpu, plan);
         }
     }
 
     /// Submits a bunch; `None` where that is of no use.
-    fn submit(&self, gpu: &WgpuDevice, plan: &Plan) -> Option<SubmissionIndex> {
+    fn submit(&self, gpu: &WgpuDevice, plan: &DispatchPlan) -> Option<SubmissionIndex> {
         if !self.is_of_use || plan.head.is_empty() || gpu.check().is_err() {
             return None;
         }

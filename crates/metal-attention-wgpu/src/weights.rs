@@ -54,7 +54,7 @@ pub(super) struct WgpuLayer {
     /// Norms of the sums after mixer and feed-forward.
     pub(super) sum_norms: Option<[WgpuNorm; 2]>,
     /// What the layer does with its own embedding.
-    pub(super) own_embedding: Option<WgpuOwnEmbedding>,
+    pub(super) layer_embedding: Option<WgpuLayerEmbedding>,
     /// How the layer goes about with several residual streams.
     pub(super) streams: Option<WgpuLayerStreams>,
     /// Factor on the layer's result.
@@ -136,7 +136,7 @@ pub(super) struct WgpuDense {
 
 /// What a layer does with its own embedding.
 #[derive(Debug)]
-pub(super) struct WgpuOwnEmbedding {
+pub(super) struct WgpuLayerEmbedding {
     pub(super) gate: WgpuLinear,
     pub(super) proj: WgpuLinear,
     pub(super) post_norm: WgpuNorm,
@@ -167,7 +167,7 @@ pub(super) struct WgpuStreams {
 
 /// Tables of the embeddings for each layer.
 #[derive(Debug)]
-pub(super) struct WgpuPerLayer {
+pub(super) struct WgpuLayerEmbeddingInputs {
     pub(super) token_embd: WgpuMatrix,
     pub(super) model_proj: WgpuLinear,
     pub(super) proj_norm: WgpuNorm,
@@ -182,7 +182,7 @@ pub(super) struct WgpuWeights {
     /// Learned positions in 32-bit floats, and their number.
     pub(super) positions: Option<(Buffer, usize)>,
     pub(super) embedding_norm: Option<WgpuNorm>,
-    pub(super) per_layer: Option<WgpuPerLayer>,
+    pub(super) per_layer: Option<WgpuLayerEmbeddingInputs>,
     pub(super) streams: Option<WgpuStreams>,
     pub(super) layers: Vec<WgpuLayer>,
     pub(super) output_norm: Option<WgpuNorm>,
@@ -211,7 +211,7 @@ impl WgpuWeights {
         };
         let token_type = weights.token_type.as_ref().map(|row| gpu.upload("the token type", row)).transpose()?;
         let per_layer = match (&spec.embedding.per_layer, &weights.per_layer) {
-            (Some(spec), Some(w)) => Some(WgpuPerLayer {
+            (Some(spec), Some(w)) => Some(WgpuLayerEmbeddingInputs {
                 token_embd: own("the layers' embedding tables", &w.token_embd.weight)?,
                 model_proj: concat(gpu, "the layers' projection", &[&w.model_proj], uploads)?,
                 proj_norm: WgpuNorm::new(gpu, &spec.proj_norm, &w.proj_norm)?,
@@ -309,8 +309,8 @@ impl WgpuLayer {
                 panic!("the weights are those of the layers: both were made from one description")
             }
         };
-        let own_embedding = match (&model.embedding.per_layer, &w.per_layer) {
-            (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(WgpuOwnEmbedding {
+        let layer_embedding = match (&model.embedding.per_layer, &w.per_layer) {
+            (Some(spec), Some(PerLayerWeights { gate, proj, post_norm })) => Some(WgpuLayerEmbedding {
                 gate: concat(gpu, "the gate of the layer's embedding", &[gate], uploads)?,
                 proj: concat(gpu, "the projection of the layer's embedding", &[proj], uploads)?,
                 post_norm: WgpuNorm::new(gpu, &spec.post_norm, post_norm)?,
@@ -338,7 +338,7 @@ impl WgpuLayer {
             feed_forward,
             feed_forward_post_norm: norm(&spec.feed_forward_post_norm, &w.feed_forward_post_norm)?,
             sum_norms,
-            own_embedding,
+            layer_embedding,
             streams,
             output_scale: w.output_scale,
         })
@@ -348,7 +348,7 @@ impl WgpuLayer {
     pub(super) fn matrices(&self) -> Option<LayerMatrices<'_>> {
         match (&self.mixer, &self.feed_forward) {
             (
-                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, of_heads: _ }),
+                WgpuMixer::Attention(WgpuAttention { qkv, out, qk_norm: _, head_params: _ }),
                 WgpuFeedForward::Dense(dense),
             ) => Some(LayerMatrices {
                 qkv: &qkv.weight,

@@ -10,7 +10,7 @@ use metal_attention_model::{Weights, argmax};
 use super::*;
 
 fn start(gpu: &Arc<WgpuDevice>, groups: usize) -> WgpuForwardPass {
-    start_with(gpu, &WgpuForwardPassOptions { n_ctx: 32, layers_at_once: Some(groups), ..Default::default() })
+    start_with(gpu, &WgpuForwardPassOptions { n_ctx: 32, persistent_workgroups: Some(groups), ..Default::default() })
 }
 
 fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuForwardPass {
@@ -31,19 +31,19 @@ fn a_step_that_was_given_up_is_taken_again() {
     let token = |pos| BatchToken { id: 5 + pos as u32, seq: 0, pos, logits: true };
     let want: Vec<_> = (0..4).map(|pos| one_by_one.forward_greedy(&[token(pos)]).unwrap()).collect();
     for greedy in [false, true] {
-        let mut at_once = start(&gpu, 1);
+        let mut persistent = start(&gpu, 1);
         for (pos, want) in want.iter().enumerate() {
             if pos == 2 {
-                gpu.write(at_once.at_once.as_ref().unwrap(), &[1u32]);
+                gpu.write(persistent.persistent_timed_out.as_ref().unwrap(), &[1u32]);
             }
             let got = if greedy {
-                at_once.forward_greedy(&[token(pos)]).unwrap()
+                persistent.forward_greedy(&[token(pos)]).unwrap()
             } else {
-                let top = at_once.forward_top_k(&[token(pos)], 1).unwrap();
+                let top = persistent.forward_top_k(&[token(pos)], 1).unwrap();
                 top.iter().map(|list| list[0].0).collect()
             };
             assert_eq!(got, *want, "position {pos}");
-            assert_eq!(at_once.at_once.is_none(), pos >= 2);
+            assert_eq!(persistent.persistent_timed_out.is_none(), pos >= 2);
         }
     }
 }
@@ -72,7 +72,7 @@ fn waking_changes_nothing() {
 }
 
 #[test]
-fn kernels_that_come_late_are_taken() {
+fn late_kernels_are_used() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let want: Vec<_> = {
@@ -81,16 +81,17 @@ fn kernels_that_come_late_are_taken() {
         greedy(&mut pass, 0, id, 12).iter().map(|t| t.0).collect()
     };
     let mut pass = start(&gpu, 1);
-    let Some(gave_up) = pass.at_once.take() else { return };
-    let dispatches = pass.one.layers_at_once.take().unwrap();
+    let Some(timed_out) = pass.persistent_timed_out.take() else { return };
+    let dispatches = pass.plan_one.persistent_layers.take().unwrap();
     let id = pass.forward_prompt(&[5, 6, 7]).unwrap();
     let mut text = greedy(&mut pass, 0, id, 5);
-    assert!(pass.at_once.is_none());
+    assert!(pass.persistent_timed_out.is_none());
     // Steps are in flight.
-    pass.late = Some(Untried { layers: LayersAtOnce { dispatches, gave_up }, ended: Vec::new(), groups: 1 });
+    pass.compiling_layers =
+        Some(UntestedLayers { layers: PersistentLayers { dispatches, timed_out }, ended: Vec::new(), groups: 1 });
     let last = text[4].0;
     text.extend(greedy(&mut pass, 0, last, 7));
-    assert!(pass.at_once.is_some() && pass.late.is_none());
+    assert!(pass.persistent_timed_out.is_some() && pass.compiling_layers.is_none());
     assert_eq!(text.iter().map(|t| t.0).collect::<Vec<_>>(), want);
 }
 
@@ -100,7 +101,7 @@ fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<
     for _ in 0..n {
         let token = BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
         id = pass.forward_greedy(&[token]).unwrap()[0];
-        text.push((id, pass.step_of(&[token], 0, Output::Id).in_order));
+        text.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).in_order));
     }
     text
 }
@@ -110,16 +111,16 @@ fn pages_out_of_order_go_layer_by_layer() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let software = gpu.summary().kind == wgpu::DeviceType::Cpu;
-    let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|layers_at_once| {
+    let [want, got] = [Some(0), if software { Some(1) } else { None }].map(|persistent_workgroups| {
         let options = WgpuForwardPassOptions {
             n_ctx: 256,
             n_seq: 3,
             cache_type: metal_attention_model::CacheType::F32,
-            layers_at_once,
+            persistent_workgroups,
             ..Default::default()
         };
         let mut pass = start_with(&gpu, &options);
-        let at_once = pass.at_once.is_some();
+        let is_persistent = pass.persistent_timed_out.is_some();
         let prompt: Vec<u32> = (0..100).map(|i| 3 + i * 7 % 200).collect();
         let id = pass.forward_prompt(&prompt).unwrap();
         // Alone in the cache: in order, from page to page, cut and shared with itself.
@@ -148,7 +149,7 @@ fn pages_out_of_order_go_layer_by_layer() {
         let again = greedy(&mut pass, 0, id, 40);
         assert!(again.iter().all(|&(_, in_order)| in_order));
         assert_eq!(again, texts[..40]);
-        assert_eq!(pass.at_once.is_some(), at_once, "no step was given up");
+        assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step was given up");
         texts.extend(others.concat());
         texts
     });
@@ -160,6 +161,6 @@ fn more_workgroups_than_run_side_by_side_are_not_used() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     if gpu.summary().kind == wgpu::DeviceType::Cpu {
         let groups = 4 * std::thread::available_parallelism().map_or(1, usize::from);
-        assert!(start(&Arc::new(gpu), groups).at_once.is_none());
+        assert!(start(&Arc::new(gpu), groups).persistent_timed_out.is_none());
     }
 }

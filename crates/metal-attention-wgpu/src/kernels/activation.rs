@@ -4,9 +4,9 @@ use metal_attention_model::Activation;
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 256;
 
@@ -39,9 +39,10 @@ pub fn activation(
 ) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * n as u64;
     let width = if matches!(gating, Gating::Pairs) { 2 * bytes } else { bytes };
-    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, Reach::Tokens(width)), (y, Reach::Tokens(bytes))];
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> =
+        vec![(x, AccessRange::Tokens(width)), (y, AccessRange::Tokens(bytes))];
     if let Gating::Rows { up, stride, .. } = gating {
-        buffers.push((up, Reach::Tokens(4 * stride as u64)));
+        buffers.push((up, AccessRange::Tokens(4 * stride as u64)));
     }
     let columns = match activation {
         Activation::SparseGelu { .. } => 1,
@@ -49,11 +50,11 @@ pub fn activation(
             n.div_ceil(THREADS)
         }
     };
-    let grid = [Extent::Fixed(columns as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    let grid = [GridExtent::Fixed(columns as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(activation, n, gating), &buffers, grid)
 }
 
-fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PsoKey {
+fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PipelineKey {
     let (kind, parameter) = match activation {
         Activation::Silu => ("silu", 0.0),
         Activation::Gelu => ("gelu", 0.0),
@@ -66,7 +67,7 @@ fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PsoKey {
         Gating::Pairs => ("pairs", 0, 0),
         Gating::Rows { up: _, stride, at } => ("rows", stride, at),
     };
-    PsoKey::new(
+    PipelineKey::new(
         "activation",
         [
             ("n", n.into()),
@@ -91,7 +92,7 @@ pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>)
     let mean = gate.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
     let squares = gate.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
     let deviation = (squares / (n - 1.0).max(1.0)).sqrt();
-    let of = |(i, &g): (usize, &f32)| {
+    let activated = |(i, &g): (usize, &f32)| {
         let g = f64::from(g);
         let up = up.map(|up| f64::from(up[i]));
         let (activated, up) = match activation {
@@ -106,9 +107,9 @@ pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>)
         };
         (activated * up.unwrap_or(1.0)) as f32
     };
-    gate.iter().enumerate().map(of).collect()
+    gate.iter().enumerate().map(activated).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(Activation::Gelu, 1536, Gating::Pairs)]
 }

@@ -2,9 +2,9 @@
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Logits that a workgroup of the first stage looks at: four for each invocation.
 const CHUNK: usize = 1024;
@@ -29,33 +29,33 @@ pub fn argmax(
     advance: Option<&wgpu::Buffer>,
 ) -> Result<Vec<Dispatch>, WgpuError> {
     let [first, second] = keys(n_vocab, advance.is_some());
-    let one = Extent::Fixed(1);
+    let one = GridExtent::Fixed(1);
     let n_chunks = n_vocab.div_ceil(CHUNK) as u32;
-    let row = Reach::Wanted(4 * n_vocab as u64);
-    let chunks = Reach::Wanted(8 * u64::from(n_chunks));
-    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(scratch, chunks), (ids, Reach::Wanted(4))];
-    buffers.extend(advance.map(|b| (b as &dyn Bind, Reach::Batch)));
+    let row = AccessRange::Wanted(4 * n_vocab as u64);
+    let chunks = AccessRange::Wanted(8 * u64::from(n_chunks));
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(scratch, chunks), (ids, AccessRange::Wanted(4))];
+    buffers.extend(advance.map(|b| (b as &dyn Bind, AccessRange::Batch)));
     Ok(vec![
         Dispatch::new(
             gpu,
             &first,
             &[(logits, row), (scratch, chunks)],
-            [Extent::Fixed(n_chunks), Extent::Wanted(1), one],
+            [GridExtent::Fixed(n_chunks), GridExtent::Wanted(1), one],
         )?,
-        Dispatch::new(gpu, &second, &buffers, [Extent::Wanted(1), one, one])?,
+        Dispatch::new(gpu, &second, &buffers, [GridExtent::Wanted(1), one, one])?,
     ])
 }
 
-fn keys(n_vocab: usize, advance: bool) -> [PsoKey; 2] {
+fn keys(n_vocab: usize, advance: bool) -> [PipelineKey; 2] {
     let n_chunks = n_vocab.div_ceil(CHUNK);
     let name = if advance { "argmax_advance" } else { "argmax" };
     [
-        PsoKey::new("argmax_chunks", [("n_vocab", n_vocab.into()), ("chunk", CHUNK.into())]),
-        PsoKey::new("argmax", [("n_chunks", n_chunks.into()), ("advance", advance.into())]).named(name),
+        PipelineKey::new("argmax_chunks", [("n_vocab", n_vocab.into()), ("chunk", CHUNK.into())]),
+        PipelineKey::new("argmax", [("n_chunks", n_chunks.into()), ("advance", advance.into())]).named(name),
     ]
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let [chunks, argmax] = keys(49_152, false);
     let [_, advance] = keys(49_152, true);
     vec![chunks, argmax, advance]

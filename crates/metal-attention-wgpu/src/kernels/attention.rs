@@ -4,9 +4,9 @@ use half::f16;
 use metal_attention_model::{BatchToken, CacheType, PAGE, RopeLayout};
 
 use crate::arena::Bind;
-use crate::dispatch::Reach;
+use crate::dispatch::AccessRange;
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::Constant;
 
 /// Elements of a head for which the workgroups' memory suffices.
@@ -164,8 +164,8 @@ impl AttentionShape {
     }
 
     /// The key of an attention kernel of this shape.
-    pub(crate) fn key(&self, file: &'static str, more: &[&[(&'static str, Constant)]]) -> PsoKey {
-        let mut key = PsoKey::new(file, []);
+    pub(crate) fn key(&self, file: &'static str, more: &[&[(&'static str, Constant)]]) -> PipelineKey {
+        let mut key = PipelineKey::new(file, []);
         key.constants = self.constants();
         key.constants.extend(more.iter().copied().flatten().cloned());
         key
@@ -203,7 +203,7 @@ pub struct AttentionBuffers<'a> {
     /// a `qk_norm_eps`.
     pub qk_norm: Option<&'a wgpu::Buffer>,
     /// F32 `[n_head, 2]`: the sink's score of each head first. There where the shape has sinks.
-    pub of_heads: Option<&'a wgpu::Buffer>,
+    pub head_params: Option<&'a wgpu::Buffer>,
     /// Cached keys, [`AttentionShape::cache_bytes`] long.
     pub keys: &'a dyn Bind,
     /// Cached values, as long.
@@ -219,35 +219,35 @@ pub struct AttentionBuffers<'a> {
 
 /// [`AttentionBuffers`] with how much of each the kernels reach.
 pub(super) struct BoundAttention<'a> {
-    pub(super) qkv: (&'a dyn Bind, Reach),
-    pub(super) rope: (&'a dyn Bind, Reach),
-    pub(super) qk_norm: Option<(&'a dyn Bind, Reach)>,
-    pub(super) sinks: Option<(&'a dyn Bind, Reach)>,
-    pub(super) keys: (&'a dyn Bind, Reach),
-    pub(super) values: (&'a dyn Bind, Reach),
-    pub(super) att: (&'a dyn Bind, Reach),
-    pub(super) partial: (&'a dyn Bind, Reach),
-    pub(super) batch: (&'a dyn Bind, Reach),
+    pub(super) qkv: (&'a dyn Bind, AccessRange),
+    pub(super) rope: (&'a dyn Bind, AccessRange),
+    pub(super) qk_norm: Option<(&'a dyn Bind, AccessRange)>,
+    pub(super) sinks: Option<(&'a dyn Bind, AccessRange)>,
+    pub(super) keys: (&'a dyn Bind, AccessRange),
+    pub(super) values: (&'a dyn Bind, AccessRange),
+    pub(super) att: (&'a dyn Bind, AccessRange),
+    pub(super) partial: (&'a dyn Bind, AccessRange),
+    pub(super) batch: (&'a dyn Bind, AccessRange),
 }
 
 impl<'a> AttentionBuffers<'a> {
     pub(super) fn bound(&self, shape: &AttentionShape) -> BoundAttention<'a> {
         let floats = |n: usize| 4 * n as u64;
         // Of the cache, the pages that `BatchBuffer` lets into its table.
-        let cache = Reach::Fixed(shape.cache_bytes(1));
+        let cache = AccessRange::Fixed(shape.cache_bytes(1));
         BoundAttention {
-            qkv: (self.qkv, Reach::Tokens(floats(shape.qkv_row()))),
-            rope: (self.rope, Reach::floats(shape.n_ctx * shape.n_rot)),
-            qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, Reach::floats(2 * shape.head_dim))),
+            qkv: (self.qkv, AccessRange::Tokens(floats(shape.qkv_row()))),
+            rope: (self.rope, AccessRange::floats(shape.n_ctx * shape.n_rot)),
+            qk_norm: self.qk_norm.map(|norm| (norm as &dyn Bind, AccessRange::floats(2 * shape.head_dim))),
             sinks: self
-                .of_heads
+                .head_params
                 .filter(|_| shape.sinks)
-                .map(|heads| (heads as &dyn Bind, Reach::floats(2 * shape.n_head))),
+                .map(|heads| (heads as &dyn Bind, AccessRange::floats(2 * shape.n_head))),
             keys: (self.keys, cache),
             values: (self.values, cache),
-            att: (self.att, Reach::Tokens(floats(shape.att_len()))),
-            partial: (self.partial, Reach::Splits(floats(shape.n_head * (shape.head_dim + 2)))),
-            batch: (self.batch, Reach::Batch),
+            att: (self.att, AccessRange::Tokens(floats(shape.att_len()))),
+            partial: (self.partial, AccessRange::Splits(floats(shape.n_head * (shape.head_dim + 2)))),
+            batch: (self.batch, AccessRange::Batch),
         }
     }
 }
@@ -261,8 +261,8 @@ pub struct AttentionTwin {
     rope: Vec<f32>,
     /// As [`AttentionBuffers::qk_norm`].
     qk_norm: Vec<f32>,
-    /// As [`AttentionBuffers::of_heads`].
-    of_heads: Vec<f32>,
+    /// As [`AttentionBuffers::head_params`].
+    head_params: Vec<f32>,
     /// `[n_seq, n_head_kv, n_ctx]`
     keys: Vec<Vec<f64>>,
     values: Vec<Vec<f64>>,
@@ -270,13 +270,13 @@ pub struct AttentionTwin {
 
 impl AttentionTwin {
     /// An empty cache of `n_seq` sequences.
-    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32], of_heads: &[f32]) -> Self {
+    pub fn new(shape: AttentionShape, n_seq: usize, rope: &[f32], qk_norm: &[f32], head_params: &[f32]) -> Self {
         let rows = n_seq * shape.n_head_kv * shape.n_ctx;
         Self {
             shape,
             rope: rope.to_vec(),
             qk_norm: qk_norm.to_vec(),
-            of_heads: of_heads.to_vec(),
+            head_params: head_params.to_vec(),
             keys: vec![Vec::new(); rows],
             values: vec![Vec::new(); rows],
         }
@@ -349,7 +349,7 @@ impl AttentionTwin {
             .map(|&r| q.iter().zip(&self.keys[r]).map(|(a, b)| a * b).sum::<f64>() * f64::from(shape.scale))
             .map(|score| shape.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()))
             .collect();
-        let sink = shape.sinks.then(|| f64::from(self.of_heads[2 * head]));
+        let sink = shape.sinks.then(|| f64::from(self.head_params[2 * head]));
         let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
         let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());

@@ -5,9 +5,9 @@ use metal_attention_model::PAGE;
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Positions that one workgroup of [`decode_attention`] sees.
 pub(super) const SPLIT: usize = 256;
@@ -15,7 +15,7 @@ pub(super) const SPLIT: usize = 256;
 // The kernel holds the pages of a split in one vector.
 const _: () = assert!(SPLIT == 4 * PAGE);
 
-/// Number of splits, [`StepSize::n_splits`](crate::StepSize), that a step needs whose highest position is `pos`.
+/// Number of splits, [`BatchDims::n_splits`](crate::BatchDims), that a step needs whose highest position is `pos`.
 pub fn n_splits(pos: usize) -> u32 {
     (pos / SPLIT + 1) as u32
 }
@@ -40,11 +40,11 @@ pub fn decode_attention(
 ) -> Result<Dispatch, WgpuError> {
     shape.check()?;
     let b = buffers.bound(shape);
-    let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
+    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.rope, b.batch, b.keys, b.values, b.att, b.partial];
     bound.extend(b.qk_norm);
     bound.extend(b.sinks);
     let groups = shape.n_head_kv * heads_and_blocks(shape).1;
-    let grid = [Extent::Fixed(groups as u32), Extent::Splits, Extent::Tokens(1)];
+    let grid = [GridExtent::Fixed(groups as u32), GridExtent::Splits, GridExtent::Tokens(1)];
     Dispatch::new(gpu, &decode_key(shape), &bound, grid)
 }
 
@@ -55,7 +55,7 @@ pub fn decode_attention_merge(
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, WgpuError> {
     shape.check()?;
-    let grid = [Extent::WhenSplit(shape.n_head as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    let grid = [GridExtent::WhenSplit(shape.n_head as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     let b = buffers.bound(shape);
     let mut bound = vec![b.partial, b.att, b.batch];
     bound.extend(shape.gated.then_some(b.qkv));
@@ -71,18 +71,18 @@ fn heads_and_blocks(shape: &AttentionShape) -> (usize, usize) {
     (group.div_ceil(blocks), blocks)
 }
 
-fn decode_key(shape: &AttentionShape) -> PsoKey {
+fn decode_key(shape: &AttentionShape) -> PipelineKey {
     let (heads, blocks) = heads_and_blocks(shape);
     let more = [("heads", heads.into()), ("blocks", blocks.into()), ("split", SPLIT.into()), shape.window_constant()];
     shape.key("decode_attention", &[&shape.rope_constants(), &shape.score_constants(), &more])
 }
 
-fn merge_key(shape: &AttentionShape) -> PsoKey {
+fn merge_key(shape: &AttentionShape) -> PipelineKey {
     let threads = shape.head_dim.next_power_of_two().clamp(32, 256);
     let more = [("split", SPLIT.into()), ("threads", threads.into()), shape.window_constant()];
     shape.key("decode_attention_merge", &[&more])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![decode_key(&AttentionShape::EXAMPLE), merge_key(&AttentionShape::EXAMPLE)]
 }

@@ -7,16 +7,16 @@ use metal_attention_gguf::TensorType;
 use super::attention::AttentionShape;
 use crate::arena::{Bind, Slice};
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::matrix::{MatrixPart, WgpuMatrix, Whole, type_info, type_name};
-use crate::pso::PsoKey;
+use crate::matrix::{IntegerCodes, MatrixPart, WgpuMatrix, type_info, type_name};
+use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
 /// Sizes of a model whose layers are all alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(clippy::struct_excessive_bools)] // independent biases
-pub struct LayersShape {
+pub struct DecodeLayersShape {
     /// Attention of each layer; `qk_norm_eps` included.
     pub attention: AttentionShape,
     /// Layers.
@@ -31,8 +31,8 @@ pub struct LayersShape {
     pub biases: [bool; 4],
 }
 
-impl LayersShape {
-    /// Numbers of a layer in [`LayersBuffers::params`]: its two norms, its biases, the norms of query and key heads.
+impl DecodeLayersShape {
+    /// Numbers of a layer in [`DecodeLayersBuffers::params`]: its two norms, its biases, the norms of query and key heads.
     pub fn params(&self) -> usize {
         let a = &self.attention;
         let lens = [a.qkv_len(), self.n_embd, 2 * self.n_ff, self.n_embd];
@@ -49,7 +49,7 @@ impl LayersShape {
         (matrix.n_in(), matrix.n_out()) == (n_in, n_out)
     }
 
-    /// Bytes of [`LayersBuffers::flow`].
+    /// Bytes of [`DecodeLayersBuffers::flow`].
     pub fn flow_bytes(&self, groups: usize) -> u64 {
         let a = &self.attention;
         let layer = a.qkv_len() + max_splits(a, groups) * (a.att_len() + a.n_head) + 2 * self.n_embd + self.n_ff;
@@ -72,17 +72,17 @@ pub struct LayerMatrices<'a> {
 
 /// Buffers of [`decode_layers`].
 #[derive(Debug, Clone, Copy)]
-pub struct LayersBuffers<'a> {
-    /// F32 `[n_layer, params]`, see [`LayersShape::params`].
+pub struct DecodeLayersBuffers<'a> {
+    /// F32 `[n_layer, params]`, see [`DecodeLayersShape::params`].
     pub params: &'a wgpu::Buffer,
     /// F32 `[n_embd]`: the residual stream before the first layer, at first the token's embedding, then that after the last.
     pub x: &'a wgpu::Buffer,
-    /// What workgroups hand to each other, [`LayersShape::flow_bytes`] long, zero at first.
+    /// What workgroups hand to each other, [`DecodeLayersShape::flow_bytes`] long, zero at first.
     pub flow: &'a wgpu::Buffer,
     /// A word, zero at first: how many workgroups have ended.
     pub ended: &'a wgpu::Buffer,
     /// A word, zero at first: whether a workgroup gave up waiting for another. Dispatches for other layers may share it.
-    pub gave_up: &'a wgpu::Buffer,
+    pub timed_out: &'a wgpu::Buffer,
     /// As [`AttentionBuffers::rope`](super::AttentionBuffers::rope), the same for all layers.
     pub rope: &'a wgpu::Buffer,
     /// Cached keys and values of each layer.
@@ -124,15 +124,15 @@ fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
 /// model or a device does not suit.
 ///
 /// All workgroups have to run at once. No API tells whether they will: run it once and look at
-/// [`LayersBuffers::ended`] and [`LayersBuffers::gave_up`].
+/// [`DecodeLayersBuffers::ended`] and [`DecodeLayersBuffers::timed_out`].
 pub fn decode_layers(
     gpu: &WgpuDevice,
-    shape: &LayersShape,
+    shape: &DecodeLayersShape,
     groups: usize,
     layers: &[LayerMatrices<'_>],
-    buffers: &LayersBuffers<'_>,
+    buffers: &DecodeLayersBuffers<'_>,
 ) -> Result<Result<Dispatch, &'static str>, WgpuError> {
-    let matrices = match Matrices::of(layers) {
+    let matrices = match LayerPlacements::of(layers) {
         Ok(matrices) => matrices,
         Err(why) => return Ok(Err(why)),
     };
@@ -154,7 +154,7 @@ pub fn decode_layers(
         return Ok(Err("layers and caches differ in number"));
     }
     let looks = if gpu.summary().is_software() { SOFTWARE_LOOKS } else { 1 };
-    let layout = Layout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
+    let layout = KernelLayout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
     if layout.threads > limits.max_compute_invocations_per_workgroup as usize
         || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
     {
@@ -162,34 +162,34 @@ pub fn decode_layers(
     }
     a.check()?;
     a.check_ungated()?;
-    let LayersBuffers { params, x, flow, ended, gave_up, rope, batch, .. } = *buffers;
+    let DecodeLayersBuffers { params, x, flow, ended, timed_out, rope, batch, .. } = *buffers;
     let weights = layers[0].qkv.parts()[0].buffer.buffer();
     let ends = layers
         .iter()
         .flat_map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down])
         .flat_map(|matrix| matrix.parts().iter().map(|part| part.buffer.offset() + part.bytes(matrix.n_in())));
-    let cache = Reach::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
+    let cache = AccessRange::Fixed(layer_cache * (shape.n_layer as u64 - 1) + a.cache_bytes(1));
     let cached = layer_cache * (shape.n_layer as u64 - 1) + keys.size();
     let (keys, values) = (keys.with_those_behind(cached), values.with_those_behind(cached));
     let places = match matrices.stride() {
         Some(_) => None,
         None => Some(gpu.upload("where the layers' matrices lie", &matrices.places())?),
     };
-    let mut bound: Vec<(&dyn Bind, Reach)> = vec![
-        (weights, Reach::Fixed(ends.max().unwrap_or(0))),
-        (params, Reach::floats(shape.n_layer * shape.params())),
-        (x, Reach::floats(shape.n_embd)),
-        (flow, Reach::Fixed(shape.flow_bytes(groups))),
-        (ended, Reach::floats(1)),
-        (rope, Reach::floats(a.n_ctx * a.n_rot)),
+    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![
+        (weights, AccessRange::Fixed(ends.max().unwrap_or(0))),
+        (params, AccessRange::floats(shape.n_layer * shape.params())),
+        (x, AccessRange::floats(shape.n_embd)),
+        (flow, AccessRange::Fixed(shape.flow_bytes(groups))),
+        (ended, AccessRange::floats(1)),
+        (rope, AccessRange::floats(a.n_ctx * a.n_rot)),
         (&keys, cache),
         (&values, cache),
-        (batch, Reach::Batch),
-        (gave_up, Reach::floats(1)),
+        (batch, AccessRange::Batch),
+        (timed_out, AccessRange::floats(1)),
     ];
-    bound.extend(places.iter().map(|places| (places as &dyn Bind, Reach::Fixed(places.size()))));
-    let one = Extent::Fixed(1);
-    Ok(Ok(Dispatch::new(gpu, &layout.key, &bound, [Extent::Fixed(groups as u32), one, one])?))
+    bound.extend(places.iter().map(|places| (places as &dyn Bind, AccessRange::Fixed(places.size()))));
+    let one = GridExtent::Fixed(1);
+    Ok(Ok(Dispatch::new(gpu, &layout.key, &bound, [GridExtent::Fixed(groups as u32), one, one])?))
 }
 
 /// Bytes of four elements of the cache.
@@ -212,7 +212,7 @@ fn cache_layout(cache: &[(Slice, Slice)]) -> Option<(&Slice, &Slice, u64)> {
 
 /// A part of a matrix, without its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
+struct RowBlock {
     ty: TensorType,
     first_row: usize,
     n_rows: usize,
@@ -220,8 +220,8 @@ struct Part {
 
 /// Where a layer's matrix lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    /// Its number in [`Matrices::variants`].
+struct MatrixPlacement {
+    /// Its number in [`LayerPlacements::variants`].
     variant: u32,
     /// Words before each of its parts in the buffer.
     at: Vec<u32>,
@@ -229,17 +229,17 @@ struct Place {
 
 /// Where the matrices of all layers lie in their buffer, and what they are made of.
 #[derive(Debug, Clone)]
-struct Matrices {
+struct LayerPlacements {
     /// Of each of the four matrices, the parts that it has in some layer or other.
-    variants: [Vec<Vec<Part>>; 4],
+    variants: [Vec<Vec<RowBlock>>; 4],
     /// Of each layer the four matrices.
-    layers: Vec<[Place; 4]>,
+    layers: Vec<[MatrixPlacement; 4]>,
 }
 
-impl Matrices {
+impl LayerPlacements {
     /// What of a model does not suit, in words.
     fn of(layers: &[LayerMatrices<'_>]) -> Result<Self, &'static str> {
-        let mut variants: [Vec<Vec<Part>>; 4] = Default::default();
+        let mut variants: [Vec<Vec<RowBlock>>; 4] = Default::default();
         let all = || layers.iter().map(|layer| [layer.qkv, layer.out, layer.gate_up, layer.down]);
         let mut parts = all().flatten().flat_map(WgpuMatrix::parts);
         let buffer = parts.next().map(|part| part.buffer.buffer());
@@ -250,7 +250,7 @@ impl Matrices {
             return Err("gate and up have different types");
         }
         let mut place = |i: usize, matrix: &WgpuMatrix| {
-            let part = |part: &MatrixPart| Part { ty: part.ty, first_row: part.first_row, n_rows: part.n_rows };
+            let part = |part: &MatrixPart| RowBlock { ty: part.ty, first_row: part.first_row, n_rows: part.n_rows };
             let parts: Vec<_> = matrix.parts().iter().map(part).collect();
             let known = variants[i].iter().position(|known| *known == parts);
             let variant = known.unwrap_or_else(|| {
@@ -258,7 +258,7 @@ impl Matrices {
                 variants[i].len() - 1
             });
             let at = matrix.parts().iter().map(|part| (part.buffer.offset() / 4) as u32).collect();
-            Place { variant: variant as u32, at }
+            MatrixPlacement { variant: variant as u32, at }
         };
         let layers = all().map(|[a, b, c, d]| [place(0, a), place(1, b), place(2, c), place(3, d)]).collect();
         Ok(Self { variants, layers })
@@ -281,8 +281,8 @@ impl Matrices {
             Some(layer) => layer[0].at[0].checked_sub(first[0].at[0])?,
             None => 0,
         };
-        let is_regular = |(layer, places): (usize, &[Place; 4])| {
-            let at = |first: &Place| u64::from(first.at[0]) + layer as u64 * u64::from(stride);
+        let is_regular = |(layer, places): (usize, &[MatrixPlacement; 4])| {
+            let at = |first: &MatrixPlacement| u64::from(first.at[0]) + layer as u64 * u64::from(stride);
             places.iter().zip(first).all(|(place, first)| u64::from(place.at[0]) == at(first))
         };
         (!self.is_mixed() && self.layers.iter().enumerate().all(is_regular)).then_some(stride)
@@ -292,7 +292,7 @@ impl Matrices {
     /// of each as any has.
     fn places(&self) -> Vec<u32> {
         let n_parts = self.n_parts();
-        let words = |place: &Place| {
+        let words = |place: &MatrixPlacement| {
             let at = place.at.iter().copied().chain(std::iter::repeat(0)).take(n_parts);
             std::iter::once(place.variant).chain(at).collect::<Vec<_>>()
         };
@@ -307,7 +307,7 @@ impl Matrices {
 
 /// How a product is laid over the lanes of a subgroup.
 #[derive(Debug, Clone, Copy)]
-struct Tile {
+struct SubgroupTile {
     /// Lanes that share a row, a power of two.
     lanes: usize,
     /// Units that a lane asks for at once.
@@ -316,7 +316,7 @@ struct Tile {
     stretches: usize,
 }
 
-impl Tile {
+impl SubgroupTile {
     fn new(n_in: usize, rows: usize, ty: TensorType, subgroup_size: usize) -> Self {
         let units = n_in / 8;
         let lanes = units.next_power_of_two().min(subgroup_size);
@@ -334,7 +334,7 @@ impl Tile {
 
 /// Which of `groups` workgroups take each of `parts`, so that all take as short as can be; `time(part, n)` is what `n` of
 /// them take for a part. Where there are fewer workgroups than parts, all take all parts, one after the other.
-fn shared_out(groups: usize, parts: &[Part], time: impl Fn(&Part, usize) -> u64) -> Vec<Range<usize>> {
+fn shared_out(groups: usize, parts: &[RowBlock], time: impl Fn(&RowBlock, usize) -> u64) -> Vec<Range<usize>> {
     if groups < parts.len() {
         return vec![0..groups; parts.len()];
     }
@@ -362,19 +362,19 @@ const NAMES: [[&str; 3]; 4] = [
 ];
 
 /// The kernel's constants.
-struct Layout {
-    key: PsoKey,
+struct KernelLayout {
+    key: PipelineKey,
     /// Of a workgroup.
     threads: usize,
     h_units: usize,
     wide_units: usize,
 }
 
-impl Layout {
+impl KernelLayout {
     fn new(
-        shape: &LayersShape,
+        shape: &DecodeLayersShape,
         groups: usize,
-        matrices: &Matrices,
+        matrices: &LayerPlacements,
         layer_units: u64,
         looks: usize,
         features: ShaderFeatures,
@@ -383,7 +383,7 @@ impl Layout {
         let subgroup_size = features.subgroup_size as usize;
         let inputs = [shape.n_embd, a.att_len(), shape.n_embd, shape.n_ff];
         let rows = [1, 1, 2, 1];
-        let tile = |i: usize, part: &Part| Tile::new(inputs[i], rows[i], part.ty, subgroup_size);
+        let tile = |i: usize, part: &RowBlock| SubgroupTile::new(inputs[i], rows[i], part.ty, subgroup_size);
         let units =
             |i: usize| matrices.variants[i].iter().flatten().map(|part| tile(i, part).units()).max().unwrap_or(0);
         let h_units = units(0).max(units(2));
@@ -397,7 +397,7 @@ impl Layout {
         // Turning inputs into bytes takes a while, which small products do not make up for.
         let integer = !ahead
             && features.integer_dot
-            && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).whole != Whole::No);
+            && (0..4).flat_map(|i| matrices.types(i)).all(|ty| type_info(ty).integer_codes != IntegerCodes::No);
         let stride = matrices.stride();
         let mut key = a.key("decode_layers", &[&a.rope_constants()]);
         key.constants.extend([
@@ -426,19 +426,19 @@ impl Layout {
             ("h_units", h_units.into()),
             ("wide_units", wide_units.into()),
         ]);
-        let describe = |i: usize, part: &Part, workgroups: Range<usize>| {
-            let Tile { lanes, unroll, stretches } = tile(i, part);
+        let describe = |i: usize, part: &RowBlock, workgroups: Range<usize>| {
+            let SubgroupTile { lanes, unroll, stretches } = tile(i, part);
             let Range { start, end } = workgroups;
-            let Part { ty, first_row, n_rows } = *part;
+            let RowBlock { ty, first_row, n_rows } = *part;
             format!("{}:{first_row}:{n_rows}:{lanes}:{unroll}:{stretches}:{start}:{}", type_name(ty), end - start)
         };
         for (i, [variants, at, bias]) in NAMES.into_iter().enumerate() {
             // Rounds of rows that a workgroup of `n` takes, by the bytes of a row.
-            let time = |part: &Part, n: usize| {
+            let time = |part: &RowBlock, n: usize| {
                 let rows_at_once = rows[i] * threads / tile(i, part).lanes;
                 part.n_rows.div_ceil(rows_at_once * n) as u64 * WgpuMatrix::bytes_of(part.ty, inputs[i], 1)
             };
-            let parts = |parts: &Vec<Part>| {
+            let parts = |parts: &Vec<RowBlock>| {
                 let described = parts.iter().zip(shared_out(groups, parts, time));
                 described.map(|(part, workgroups)| describe(i, part, workgroups)).collect::<Vec<_>>().join("+")
             };
@@ -455,7 +455,7 @@ impl Layout {
     }
 
     /// Bytes of workgroup memory.
-    fn workgroup_bytes(&self, shape: &LayersShape, subgroup_size: usize) -> usize {
+    fn workgroup_bytes(&self, shape: &DecodeLayersShape, subgroup_size: usize) -> usize {
         let a = &shape.attention;
         let warps = self.threads / subgroup_size;
         let kv_units = a.head_dim / 4;
@@ -466,8 +466,8 @@ impl Layout {
 }
 
 /// Named after the type of the feed-forward's matrices.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let shape = LayersShape {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let shape = DecodeLayersShape {
         attention: AttentionShape::EXAMPLE,
         n_layer: 30,
         n_embd: 576,
@@ -476,11 +476,11 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         biases: [false; 4],
     };
     let rows = [shape.attention.qkv_len(), shape.n_embd, 2 * shape.n_ff, shape.n_embd];
-    let variants = rows.map(|n_rows| vec![vec![Part { ty: TensorType::Q4_0, first_row: 0, n_rows }]]);
-    let place = |at| Place { variant: 0, at: vec![at] };
+    let variants = rows.map(|n_rows| vec![vec![RowBlock { ty: TensorType::Q4_0, first_row: 0, n_rows }]]);
+    let place = |at| MatrixPlacement { variant: 0, at: vec![at] };
     let layers = (0..30).map(|i| [0, 100_000, 200_000, 500_000].map(|at| place(at + i * 1_000_000))).collect();
-    let matrices = Matrices { variants, layers };
+    let matrices = LayerPlacements { variants, layers };
     let features =
         ShaderFeatures { subgroups: true, subgroup_size: 32, neighbours: 32, integer_dot: true, ..Default::default() };
-    vec![Layout::new(&shape, 128, &matrices, 100_000, 1, features).key]
+    vec![KernelLayout::new(&shape, 128, &matrices, 100_000, 1, features).key]
 }

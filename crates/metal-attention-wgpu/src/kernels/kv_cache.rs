@@ -5,9 +5,9 @@ use metal_attention_model::CacheType;
 
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 64;
 
@@ -19,18 +19,18 @@ pub fn kv_cache_copy(
     buffers: &AttentionBuffers<'_>,
 ) -> Result<Dispatch, WgpuError> {
     let units = 2 * shape.n_head_kv * shape.padded_head_dim() / 4;
-    let grid = [Extent::Fixed(units.div_ceil(THREADS) as u32), Extent::Tokens(1), Extent::Fixed(1)];
+    let grid = [GridExtent::Fixed(units.div_ceil(THREADS) as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)];
     shape.check()?;
     shape.check_ungated()?;
     let b = buffers.bound(shape);
     Dispatch::new(gpu, &key(shape), &[b.qkv, b.keys, b.values, b.batch], grid)
 }
 
-fn key(shape: &AttentionShape) -> PsoKey {
+fn key(shape: &AttentionShape) -> PipelineKey {
     shape.key("kv_cache_copy", &[&[("threads", THREADS.into())]])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(&AttentionShape::EXAMPLE)]
 }
 

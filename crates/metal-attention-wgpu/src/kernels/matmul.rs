@@ -3,13 +3,13 @@
 
 use metal_attention_gguf::TensorType;
 
-use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, TokenRows};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::matrix::{MatrixPart, WgpuMatrix, type_info, type_name};
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::{Constant, ShaderFeatures};
 
 /// How a matrix product is computed.
@@ -185,35 +185,39 @@ pub fn matmul_by(
     if options.output == MatvecOutput::Gated && !matrix.has_pairs() {
         return Err(mismatch("its gate and up rows lie in different parts"));
     }
-    let (from, to) = (options.input_reach(matrix), options.output_reach(matrix));
+    let (from, to) = (options.input_range(matrix), options.output_range(matrix));
     // As `shaders/matmul_input.wgsl` leaves them.
     let bytes = if gpu.features().cooperative_f16 { 2 } else { 4 };
     let padded =
-        (&scratch.padded as &dyn Bind, options.rows.result_reach(bytes * matrix.n_in().next_multiple_of(MAX_DEPTH)));
-    let scales = (&scratch.scales as &dyn Bind, options.rows.result_reach(4));
+        (&scratch.padded as &dyn Bind, options.rows.result_range(bytes * matrix.n_in().next_multiple_of(MAX_DEPTH)));
+    let scales = (&scratch.scales as &dyn Bind, options.rows.result_range(4));
     let mut dispatches = Vec::new();
     for part in matrix.parts() {
         let method = method(part);
-        let product = Product::new(matrix, part, &options);
-        let weights = (&part.buffer as &dyn Bind, Reach::Fixed(part.bytes(matrix.n_in())));
-        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<(&dyn Bind, Reach)>) = match method {
+        let product = MatmulOp::new(matrix, part, &options);
+        let weights = (&part.buffer as &dyn Bind, AccessRange::Fixed(part.bytes(matrix.n_in())));
+        let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<(&dyn Bind, AccessRange)>) = match method {
             MatmulMethod::Tiled if norm.is_some() => return Err(mismatch("only matrix units take a norm")),
-            MatmulMethod::Tiled => (TILE, TILE, vec![weights, (x, from), (y, to), (batch, Reach::Batch)]),
+            MatmulMethod::Tiled => (TILE, TILE, vec![weights, (x, from), (y, to), (batch, AccessRange::Batch)]),
             MatmulMethod::Cooperative(tile) => {
                 if !dispatches.iter().any(|dispatch: &Dispatch| dispatch.kernel().ends_with(INPUT)) {
-                    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(x, from), padded, scales, (batch, Reach::Batch)];
-                    let weight = norm.map(|(weight, _)| (weight as &dyn Bind, Reach::floats(matrix.n_in())));
+                    let mut buffers: Vec<(&dyn Bind, AccessRange)> =
+                        vec![(x, from), padded, scales, (batch, AccessRange::Batch)];
+                    let weight = norm.map(|(weight, _)| (weight as &dyn Bind, AccessRange::floats(matrix.n_in())));
                     buffers.extend(weight);
-                    let grid = [options.rows.extent(1), Extent::Fixed(1), Extent::Fixed(1)];
+                    let grid = [options.rows.extent(1), GridExtent::Fixed(1), GridExtent::Fixed(1)];
                     let key = input_key(matrix.n_in(), options.rows, norm.map(|(_, eps)| eps));
                     dispatches.push(Dispatch::new(gpu, &key, &buffers, grid)?);
                 }
-                (tile.rows, tile.tokens, vec![weights, padded, scales, (y, to), (batch, Reach::Batch)])
+                (tile.rows, tile.tokens, vec![weights, padded, scales, (y, to), (batch, AccessRange::Batch)])
             }
         };
-        buffers.extend(options.bias.map(|bias| (bias as &dyn Bind, Reach::floats(matrix.n_out()))));
-        let grid =
-            [Extent::Fixed(part.n_rows.div_ceil(tile_rows) as u32), options.rows.extent(tile_tokens), Extent::Fixed(1)];
+        buffers.extend(options.bias.map(|bias| (bias as &dyn Bind, AccessRange::floats(matrix.n_out()))));
+        let grid = [
+            GridExtent::Fixed(part.n_rows.div_ceil(tile_rows) as u32),
+            options.rows.extent(tile_tokens),
+            GridExtent::Fixed(1),
+        ];
         dispatches.push(Dispatch::new(gpu, &product.key(method), &buffers, grid)?);
     }
     Ok(dispatches)
@@ -222,7 +226,7 @@ pub fn matmul_by(
 /// Name of the kernel that converts inputs for matrix units.
 pub(super) const INPUT: &str = "matmul_input";
 
-pub(super) fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
+pub(super) fn input_key(n_in: usize, rows: TokenRows, eps: Option<f32>) -> PipelineKey {
     let constants = [
         ("n_in", n_in.into()),
         ("padded", n_in.next_multiple_of(MAX_DEPTH).into()),
@@ -230,13 +234,13 @@ pub(super) fn input_key(n_in: usize, rows: Rows, eps: Option<f32>) -> PsoKey {
         ("norm", eps.is_some().into()),
         ("eps", eps.unwrap_or(0.0).into()),
     ];
-    let key = PsoKey::new(INPUT, constants);
+    let key = PipelineKey::new(INPUT, constants);
     if eps.is_some() { key.named("rmsnorm_matmul_input") } else { key }
 }
 
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Product {
+pub(super) struct MatmulOp {
     pub(super) ty: TensorType,
     pub(super) n_in: usize,
     pub(super) n_out: usize,
@@ -244,11 +248,11 @@ pub(super) struct Product {
     pub(super) row_step: usize,
     pub(super) n_rows: usize,
     pub(super) output: MatvecOutput,
-    pub(super) rows: Rows,
+    pub(super) rows: TokenRows,
     pub(super) bias: bool,
 }
 
-impl Product {
+impl MatmulOp {
     pub(super) fn new(matrix: &WgpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>) -> Self {
         Self {
             ty: part.ty,
@@ -278,7 +282,7 @@ impl Product {
         ]
     }
 
-    fn key(&self, method: MatmulMethod) -> PsoKey {
+    fn key(&self, method: MatmulMethod) -> PipelineKey {
         let (ty, suffix) = (type_name(self.ty), self.output.names().1);
         let mut constants = self.constants();
         constants.push(("cooperative", (method != MatmulMethod::Tiled).into()));
@@ -289,19 +293,19 @@ impl Product {
                 "cooperative"
             }
         };
-        PsoKey { name: format!("multi_token_matvec_{ty}{suffix}_{form}"), file: "matmul", constants }
+        PipelineKey { name: format!("multi_token_matvec_{ty}{suffix}_{form}"), file: "matmul", constants }
     }
 }
 
 /// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let features = ShaderFeatures { subgroup_size: 32, neighbours: 32, cooperative_f16: true, ..Default::default() };
-    let mut keys = vec![input_key(576, Rows::Tokens, None), input_key(576, Rows::Tokens, Some(1e-5))];
+    let mut keys = vec![input_key(576, TokenRows::Tokens, None), input_key(576, TokenRows::Tokens, Some(1e-5))];
     for &ty in TensorType::ALL {
         let n_in = 576_usize.next_multiple_of(ty.block_len());
         for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
             let n_out = if output == MatvecOutput::Gated { 3072 } else { 576 };
-            let product = Product {
+            let product = MatmulOp {
                 ty,
                 n_in,
                 n_out,
@@ -309,7 +313,7 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
                 row_step: 1,
                 n_rows: n_out,
                 output,
-                rows: Rows::Tokens,
+                rows: TokenRows::Tokens,
                 bias: false,
             };
             keys.push(product.key(MatmulMethod::Tiled));

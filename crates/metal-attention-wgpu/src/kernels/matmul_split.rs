@@ -2,14 +2,14 @@
 
 use metal_attention_gguf::TensorType;
 
-use super::matmul::Product;
-use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, Rows};
+use super::matmul::MatmulOp;
+use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, TokenRows};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::matrix::{MatrixPart, WgpuMatrix, type_info, type_name};
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
 /// What a workgroup of [`split_matmul`] makes: `rows` rows for 16 tokens.
@@ -93,23 +93,23 @@ pub fn split_matmul(
         MatvecInput::Silu => return Err(mismatch("its input is not plain")),
     };
     let product = |part: &MatrixPart| {
-        let product = Product::new(matrix, part, &options);
-        let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
-            (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in()))),
-            (x, options.input_reach(matrix)),
-            (y, options.output_reach(matrix)),
-            (batch, Reach::Batch),
+        let product = MatmulOp::new(matrix, part, &options);
+        let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
+            (&part.buffer, AccessRange::Fixed(part.bytes(matrix.n_in()))),
+            (x, options.input_range(matrix)),
+            (y, options.output_range(matrix)),
+            (batch, AccessRange::Batch),
         ];
         buffers.extend(options.norm_and_bias(matrix));
-        let rows = Extent::Fixed(part.n_rows.div_ceil(tile.rows) as u32);
-        let grid = [rows, options.rows.extent(SIDE), Extent::Fixed(1)];
+        let rows = GridExtent::Fixed(part.n_rows.div_ceil(tile.rows) as u32);
+        let grid = [rows, options.rows.extent(SIDE), GridExtent::Fixed(1)];
         let key = key(&product, norm, tile, tile.shares(matrix.n_in(), gpu));
         Dispatch::new(gpu, &key, &buffers, grid)
     };
     matrix.parts().iter().map(product).collect()
 }
 
-fn key(product: &Product, eps: Option<f32>, tile: SplitTile, shares: usize) -> PsoKey {
+fn key(product: &MatmulOp, eps: Option<f32>, tile: SplitTile, shares: usize) -> PipelineKey {
     let mut constants = product.constants();
     constants.extend([
         ("norm", eps.is_some().into()),
@@ -121,11 +121,11 @@ fn key(product: &Product, eps: Option<f32>, tile: SplitTile, shares: usize) -> P
     ]);
     let norm = if eps.is_some() { "rmsnorm_" } else { "" };
     let (ty, suffix) = (type_name(product.ty), product.output.names().1);
-    PsoKey { name: format!("{norm}multi_token_matvec_{ty}{suffix}_split"), file: "matmul_split", constants }
+    PipelineKey { name: format!("{norm}multi_token_matvec_{ty}{suffix}_split"), file: "matmul_split", constants }
 }
 
 /// Every named kernel once, with the sizes of SmolLM-135M's feed-forward.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let tile = SplitTile { rows: 32, depth: 32, subgroups: 6 };
     let mut keys = Vec::new();
     for &ty in TensorType::ALL.iter().filter(|&&ty| !type_info(ty).wide) {
@@ -133,9 +133,9 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         for (n_out, output) in
             [(576, MatvecOutput::Store), (576, MatvecOutput::Accumulate), (3072, MatvecOutput::Gated)]
         {
-            let rows = Rows::Tokens;
+            let rows = TokenRows::Tokens;
             let product =
-                Product { ty, n_in, n_out, first_row: 0, row_step: 1, n_rows: n_out, output, rows, bias: false };
+                MatmulOp { ty, n_in, n_out, first_row: 0, row_step: 1, n_rows: n_out, output, rows, bias: false };
             keys.extend([None, Some(1e-5)].map(|eps| key(&product, eps, tile, tile.subgroups)));
         }
     }

@@ -4,12 +4,12 @@ mod product;
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::matrix::WgpuMatrix;
-use product::Product;
+use product::MatvecOp;
 pub(crate) use product::catalogue;
-pub(super) use product::{Tile, float_tile};
+pub(super) use product::{MatvecTile, float_tile};
 
 /// Tokens that share a weight once it is read, in a batch of a few.
 pub const TOKEN_TILE: usize = 4;
@@ -44,7 +44,7 @@ pub enum MatvecOutput {
 
 /// Which rows of `x` there are products for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
+pub enum TokenRows {
     /// All: one a token.
     Tokens,
     /// Those of the tokens whose logits are wanted; the products lie next to one another.
@@ -64,7 +64,7 @@ impl MatvecOutput {
     }
 }
 
-impl Rows {
+impl TokenRows {
     /// The name in the shader.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -75,18 +75,18 @@ impl Rows {
     }
 
     /// How much of a buffer is reached that has `bytes` for each result.
-    pub(super) fn result_reach(self, bytes: usize) -> Reach {
+    pub(super) fn result_range(self, bytes: usize) -> AccessRange {
         match self {
-            Self::Tokens => Reach::Tokens(bytes as u64),
-            Self::Wanted | Self::Gathered => Reach::Wanted(bytes as u64),
+            Self::Tokens => AccessRange::Tokens(bytes as u64),
+            Self::Wanted | Self::Gathered => AccessRange::Wanted(bytes as u64),
         }
     }
 
     /// Workgroups for all of them, each of which takes so many.
-    pub(super) fn extent(self, per_group: usize) -> Extent {
+    pub(super) fn extent(self, per_group: usize) -> GridExtent {
         match self {
-            Self::Tokens => Extent::Tokens(per_group as u32),
-            Self::Wanted | Self::Gathered => Extent::Wanted(per_group as u32),
+            Self::Tokens => GridExtent::Tokens(per_group as u32),
+            Self::Wanted | Self::Gathered => GridExtent::Wanted(per_group as u32),
         }
     }
 }
@@ -99,7 +99,7 @@ pub struct MatvecOptions<'a> {
     /// What becomes of the product.
     pub output: MatvecOutput,
     /// Which rows of `x` there are products for.
-    pub rows: Rows,
+    pub rows: TokenRows,
     /// Added to the product (before a gate), `[n_out]`.
     pub bias: Option<&'a wgpu::Buffer>,
 }
@@ -107,34 +107,37 @@ pub struct MatvecOptions<'a> {
 impl Default for MatvecOptions<'_> {
     /// `y = W x` for all tokens.
     fn default() -> Self {
-        Self { input: MatvecInput::Plain, output: MatvecOutput::Store, rows: Rows::Tokens, bias: None }
+        Self { input: MatvecInput::Plain, output: MatvecOutput::Store, rows: TokenRows::Tokens, bias: None }
     }
 }
 
 impl<'a> MatvecOptions<'a> {
     /// How much of `x` a product with `matrix` reaches.
-    pub(super) fn input_reach(&self, matrix: &WgpuMatrix) -> Reach {
+    pub(super) fn input_range(&self, matrix: &WgpuMatrix) -> AccessRange {
         let width = if matches!(self.input, MatvecInput::Silu) { 2 * matrix.n_in() } else { matrix.n_in() };
         match self.rows {
-            Rows::Tokens | Rows::Wanted => Reach::Tokens(4 * width as u64),
-            Rows::Gathered => Reach::Wanted(4 * width as u64),
+            TokenRows::Tokens | TokenRows::Wanted => AccessRange::Tokens(4 * width as u64),
+            TokenRows::Gathered => AccessRange::Wanted(4 * width as u64),
         }
     }
 
     /// How much of `y`.
-    pub(super) fn output_reach(&self, matrix: &WgpuMatrix) -> Reach {
+    pub(super) fn output_range(&self, matrix: &WgpuMatrix) -> AccessRange {
         let n_out = matrix.n_out();
-        self.rows.result_reach(4 * if self.output == MatvecOutput::Gated { n_out / 2 } else { n_out })
+        self.rows.result_range(4 * if self.output == MatvecOutput::Gated { n_out / 2 } else { n_out })
     }
 
     /// The weights of the norm and the bias, where there are any.
-    pub(super) fn norm_and_bias(&self, matrix: &WgpuMatrix) -> impl Iterator<Item = (&'a dyn Bind, Reach)> + use<'a> {
+    pub(super) fn norm_and_bias(
+        &self,
+        matrix: &WgpuMatrix,
+    ) -> impl Iterator<Item = (&'a dyn Bind, AccessRange)> + use<'a> {
         let norm = match self.input {
-            MatvecInput::RmsNorm { weight, .. } => Some((weight as &dyn Bind, Reach::floats(matrix.n_in()))),
+            MatvecInput::RmsNorm { weight, .. } => Some((weight as &dyn Bind, AccessRange::floats(matrix.n_in()))),
             MatvecInput::Plain | MatvecInput::Silu => None,
         };
         let n_out = matrix.n_out();
-        norm.into_iter().chain(self.bias.map(|bias| (bias as &dyn Bind, Reach::floats(n_out))))
+        norm.into_iter().chain(self.bias.map(|bias| (bias as &dyn Bind, AccessRange::floats(n_out))))
     }
 }
 
@@ -212,23 +215,23 @@ fn products(
     let parts = matrix.parts().iter();
     parts
         .map(|part| {
-            let product = Product::new(matrix, part, &options, token_tile, row_ends);
+            let product = MatvecOp::new(matrix, part, &options, token_tile, row_ends);
             let tile = product.tile(gpu.features());
             let groups = product.groups(tile);
-            let weights: (&dyn Bind, Reach) = (&part.buffer, Reach::Fixed(part.bytes(matrix.n_in())));
-            let mut inputs = inputs.iter().map(|&x| (x as &dyn Bind, options.input_reach(matrix)));
+            let weights: (&dyn Bind, AccessRange) = (&part.buffer, AccessRange::Fixed(part.bytes(matrix.n_in())));
+            let mut inputs = inputs.iter().map(|&x| (x as &dyn Bind, options.input_range(matrix)));
             let mut buffers = vec![weights];
             buffers.extend(inputs.next());
-            buffers.push((y, options.output_reach(matrix)));
+            buffers.push((y, options.output_range(matrix)));
             buffers.extend(options.norm_and_bias(matrix));
-            if token_tile > 1 || options.rows == Rows::Wanted {
-                buffers.push((batch, Reach::Batch));
+            if token_tile > 1 || options.rows == TokenRows::Wanted {
+                buffers.push((batch, AccessRange::Batch));
             }
             if tile.is_integer() && product.has_vectors() {
                 buffers.push(weights);
             }
             buffers.extend(inputs);
-            let grid = [Extent::Fixed(groups[0]), options.rows.extent(token_tile), Extent::Fixed(groups[1])];
+            let grid = [GridExtent::Fixed(groups[0]), options.rows.extent(token_tile), GridExtent::Fixed(groups[1])];
             Dispatch::new(gpu, &product.key(tile), &buffers, grid)
         })
         .collect()

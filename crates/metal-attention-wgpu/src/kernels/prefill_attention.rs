@@ -5,9 +5,9 @@ use metal_attention_model::CacheType;
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
 /// Attention of any batch, of one or more sequences, from rotated queries in `buffers.qkv` and a cache that holds the
@@ -39,13 +39,13 @@ fn dispatch(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
     buffers: &AttentionBuffers<'_>,
-    key: &PsoKey,
+    key: &PipelineKey,
     queries: usize,
 ) -> Result<Dispatch, WgpuError> {
     let b = buffers.bound(shape);
-    let mut bound: Vec<(&dyn Bind, Reach)> = vec![b.qkv, b.keys, b.values, b.att, b.batch];
+    let mut bound: Vec<(&dyn Bind, AccessRange)> = vec![b.qkv, b.keys, b.values, b.att, b.batch];
     bound.extend(b.sinks);
-    let grid = [Extent::Fixed(shape.n_head as u32), Extent::Tokens(queries as u32), Extent::Fixed(1)];
+    let grid = [GridExtent::Fixed(shape.n_head as u32), GridExtent::Tokens(queries as u32), GridExtent::Fixed(1)];
     Dispatch::new(gpu, key, &bound, grid)
 }
 
@@ -76,17 +76,17 @@ fn queries(shape: &AttentionShape) -> usize {
     if shape.head_dim <= 32 { 32 } else { 16 }
 }
 
-fn cooperative_key(shape: &AttentionShape, subgroups: usize) -> PsoKey {
+fn cooperative_key(shape: &AttentionShape, subgroups: usize) -> PipelineKey {
     let more = [("subgroup_count", subgroups.into()), shape.window_constant()];
     shape.key("prefill_attention_cooperative", &[&shape.score_constants(), &more])
 }
 
-fn prefill_key(shape: &AttentionShape) -> PsoKey {
+fn prefill_key(shape: &AttentionShape) -> PipelineKey {
     let more = [("queries", queries(shape).into()), shape.window_constant()];
     shape.key("prefill_attention", &[&shape.score_constants(), &more])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let shape = AttentionShape::EXAMPLE;
     vec![prefill_key(&shape), cooperative_key(&shape, subgroups(&shape))]
 }

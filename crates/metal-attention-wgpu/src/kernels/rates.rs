@@ -2,9 +2,9 @@
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
 /// Threads of a workgroup.
@@ -26,11 +26,11 @@ pub fn rate_read(
     words: &wgpu::Buffer,
     sums: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let key = PsoKey::new("rate_read", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups.into())]);
+    let key = PipelineKey::new("rate_read", [("n", n.into()), ("threads", THREADS.into()), ("groups", groups.into())]);
     Dispatch::new(
         gpu,
         &key,
-        &[(words, Reach::Fixed(16 * n as u64)), (sums, Reach::floats(rate_sums(groups)))],
+        &[(words, AccessRange::Fixed(16 * n as u64)), (sums, AccessRange::floats(rate_sums(groups)))],
         grid(groups),
     )
 }
@@ -45,8 +45,13 @@ pub fn rate_floats(
     operands: &wgpu::Buffer,
     sums: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let key = PsoKey::new("rate_floats", [("steps", steps.into()), ("threads", THREADS.into())]);
-    Dispatch::new(gpu, &key, &[(operands, Reach::floats(4)), (sums, Reach::floats(rate_sums(groups)))], grid(groups))
+    let key = PipelineKey::new("rate_floats", [("steps", steps.into()), ("threads", THREADS.into())]);
+    Dispatch::new(
+        gpu,
+        &key,
+        &[(operands, AccessRange::floats(4)), (sums, AccessRange::floats(rate_sums(groups)))],
+        grid(groups),
+    )
 }
 
 /// Multiplications of [`rate_floats`].
@@ -67,7 +72,8 @@ pub fn rate_matrix(
     if matrix_side(gpu.features()).is_none() {
         return Ok(None);
     }
-    let buffers: [(&dyn Bind, Reach); 2] = [(operands, Reach::floats(4)), (sums, Reach::floats(rate_sums(groups)))];
+    let buffers: [(&dyn Bind, AccessRange); 2] =
+        [(operands, AccessRange::floats(4)), (sums, AccessRange::floats(rate_sums(groups)))];
     Dispatch::new(gpu, &matrix_key(gpu.features(), steps), &buffers, grid(groups)).map(Some)
 }
 
@@ -91,21 +97,24 @@ fn n_subgroups(features: ShaderFeatures) -> usize {
     (THREADS / features.subgroup_size.max(1) as usize).clamp(1, MAX_SUBGROUPS)
 }
 
-fn matrix_key(features: ShaderFeatures, steps: usize) -> PsoKey {
+fn matrix_key(features: ShaderFeatures, steps: usize) -> PipelineKey {
     // The threads are those of the kernel without matrix units, which stands in where its text is shown.
     let constants =
         [("steps", steps.into()), ("n_subgroups", n_subgroups(features).into()), ("threads", THREADS.into())];
-    PsoKey::new("rate_matrix", constants)
+    PipelineKey::new("rate_matrix", constants)
 }
 
-fn grid(groups: usize) -> [Extent; 3] {
-    [Extent::Fixed(groups as u32), Extent::Fixed(1), Extent::Fixed(1)]
+fn grid(groups: usize) -> [GridExtent; 3] {
+    [GridExtent::Fixed(groups as u32), GridExtent::Fixed(1), GridExtent::Fixed(1)]
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![
-        PsoKey::new("rate_read", [("n", 4096_usize.into()), ("threads", THREADS.into()), ("groups", 4_usize.into())]),
-        PsoKey::new("rate_floats", [("steps", 64_usize.into()), ("threads", THREADS.into())]),
+        PipelineKey::new(
+            "rate_read",
+            [("n", 4096_usize.into()), ("threads", THREADS.into()), ("groups", 4_usize.into())],
+        ),
+        PipelineKey::new("rate_floats", [("steps", 64_usize.into()), ("threads", THREADS.into())]),
         matrix_key(ShaderFeatures { subgroup_size: 32, ..Default::default() }, 64),
     ]
 }

@@ -4,9 +4,9 @@ use metal_attention_model::{Rope, RopeLayout};
 
 use super::attention::{AttentionBuffers, AttentionShape};
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Sizes of [`rope_apply`].
 #[derive(Debug, Clone, Copy)]
@@ -37,14 +37,19 @@ pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32
 /// [`rope_table`].
 pub fn rope_apply(
     gpu: &WgpuDevice,
-    of: RopeShape,
+    shape: RopeShape,
     x: &wgpu::Buffer,
     rope: &wgpu::Buffer,
     batch: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let row = Reach::Tokens(4 * (of.n_heads * of.head_dim) as u64);
-    let angles = Reach::floats(of.n_ctx * of.n_rot);
-    Dispatch::new(gpu, &rope_apply_key(of), &[(x, row), (rope, angles), (batch, Reach::Batch)], grid(of.n_heads))
+    let row = AccessRange::Tokens(4 * (shape.n_heads * shape.head_dim) as u64);
+    let angles = AccessRange::floats(shape.n_ctx * shape.n_rot);
+    Dispatch::new(
+        gpu,
+        &rope_apply_key(shape),
+        &[(x, row), (rope, angles), (batch, AccessRange::Batch)],
+        grid(shape.n_heads),
+    )
 }
 
 /// Normalises (when the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
@@ -75,50 +80,50 @@ pub fn rope_append(
     Dispatch::new(gpu, &rope_append_key(shape), &bound, grid(shape.n_head + 2 * shape.n_head_kv))
 }
 
-fn grid(n_heads: usize) -> [Extent; 3] {
-    [Extent::Fixed(n_heads as u32), Extent::Tokens(1), Extent::Fixed(1)]
+fn grid(n_heads: usize) -> [GridExtent; 3] {
+    [GridExtent::Fixed(n_heads as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)]
 }
 
 fn threads(pairs: usize) -> usize {
     pairs.next_power_of_two().clamp(32, 256)
 }
 
-fn rope_apply_key(of: RopeShape) -> PsoKey {
-    PsoKey::new(
+fn rope_apply_key(shape: RopeShape) -> PipelineKey {
+    PipelineKey::new(
         "rope_apply",
         [
-            ("row", (of.n_heads * of.head_dim).into()),
-            ("head_dim", of.head_dim.into()),
-            ("n_rot", of.n_rot.into()),
-            ("halves", (of.layout == RopeLayout::Halves).into()),
-            ("n_ctx", of.n_ctx.into()),
+            ("row", (shape.n_heads * shape.head_dim).into()),
+            ("head_dim", shape.head_dim.into()),
+            ("n_rot", shape.n_rot.into()),
+            ("halves", (shape.layout == RopeLayout::Halves).into()),
+            ("n_ctx", shape.n_ctx.into()),
             ("qk_norm", false.into()),
-            ("threads", threads(of.n_rot / 2).into()),
+            ("threads", threads(shape.n_rot / 2).into()),
         ],
     )
 }
 
-fn rope_apply_dual_key(shape: &AttentionShape) -> PsoKey {
+fn rope_apply_dual_key(shape: &AttentionShape) -> PipelineKey {
     let pairs = if shape.qk_norm_eps.is_some() { shape.head_dim.div_ceil(2) } else { shape.n_rot / 2 };
     let more = [("row", shape.qkv_row().into()), ("threads", threads(pairs).into())];
     shape.key("rope_apply", &[&shape.rope_constants(), &more]).named("rope_apply_dual")
 }
 
-fn rope_append_key(shape: &AttentionShape) -> PsoKey {
+fn rope_append_key(shape: &AttentionShape) -> PipelineKey {
     let more = [("threads", threads(shape.head_dim.div_ceil(2)).into())];
     shape.key("rope_append", &[&shape.rope_constants(), &more])
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
-    let shape = AttentionShape::EXAMPLE;
-    let of = RopeShape {
-        n_heads: shape.n_head,
-        head_dim: shape.head_dim,
-        n_rot: shape.n_rot,
-        layout: shape.rope_layout,
-        n_ctx: shape.n_ctx,
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
+    let example = AttentionShape::EXAMPLE;
+    let shape = RopeShape {
+        n_heads: example.n_head,
+        head_dim: example.head_dim,
+        n_rot: example.n_rot,
+        layout: example.rope_layout,
+        n_ctx: example.n_ctx,
     };
-    vec![rope_apply_key(of), rope_apply_dual_key(&shape), rope_append_key(&shape)]
+    vec![rope_apply_key(shape), rope_apply_dual_key(&example), rope_append_key(&example)]
 }
 
 /// The scalar twin of [`rope_apply`] on one head: `angles` is the position's row of the table.

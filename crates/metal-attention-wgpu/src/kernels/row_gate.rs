@@ -1,9 +1,9 @@
 //! A gate for whole rows: what all tokens go through beside the experts of Qwen 2.
 
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// `y[t] *= sigmoid(dot(x[t], gate))`: `x` and `y` `[n_tokens, n]`, `gate` `[n]`.
 pub fn row_gate(
@@ -13,13 +13,13 @@ pub fn row_gate(
     gate: &wgpu::Buffer,
     y: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let rows = Reach::Tokens(4 * n as u64);
-    let grid = [Extent::Tokens(1), Extent::Fixed(1), Extent::Fixed(1)];
-    Dispatch::new(gpu, &key(n), &[(x, rows), (gate, Reach::floats(n)), (y, rows)], grid)
+    let rows = AccessRange::Tokens(4 * n as u64);
+    let grid = [GridExtent::Tokens(1), GridExtent::Fixed(1), GridExtent::Fixed(1)];
+    Dispatch::new(gpu, &key(n), &[(x, rows), (gate, AccessRange::floats(n)), (y, rows)], grid)
 }
 
-fn key(n: usize) -> PsoKey {
-    PsoKey::new("row_gate", [("n", n.into())])
+fn key(n: usize) -> PipelineKey {
+    PipelineKey::new("row_gate", [("n", n.into())])
 }
 
 /// The scalar twin of one row.
@@ -28,6 +28,6 @@ pub fn row_gate_twin(x: &[f32], gate: &[f32], y: &[f32]) -> Vec<f32> {
     y.iter().map(|&y| (f64::from(y) / (1.0 + (-dot).exp())) as f32).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(2048)]
 }

@@ -4,9 +4,9 @@ use metal_attention_model::ShortConvSpec;
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Channels of a workgroup.
 const CHANNELS: usize = 64;
@@ -35,29 +35,29 @@ pub struct ShortConvBuffers<'a> {
 /// `out_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`, and the states after each segment, of which there are `n_slots`.
 pub fn short_conv(
     gpu: &WgpuDevice,
-    of: ShortConvSpec,
+    shape: ShortConvSpec,
     n_slots: usize,
     b: &ShortConvBuffers<'_>,
 ) -> Result<Dispatch, WgpuError> {
-    let ShortConvSpec { width, n_tap } = of;
+    let ShortConvSpec { width, n_tap } = shape;
     if !(2..=MAX_TAPS).contains(&n_tap) {
         let why = format!("{n_tap} taps, of 2 to {MAX_TAPS}");
         return Err(WgpuError::Mismatch { what: "a short convolution".into(), why });
     }
-    let row = |n: usize| Reach::Tokens(4 * n as u64);
-    let buffers: [(&dyn Bind, Reach); 5] = [
+    let row = |n: usize| AccessRange::Tokens(4 * n as u64);
+    let buffers: [(&dyn Bind, AccessRange); 5] = [
         (b.inputs, row(3 * width)),
-        (b.taps, Reach::floats(n_tap * width)),
-        (b.states, Reach::floats(n_slots * of.state_elements())),
+        (b.taps, AccessRange::floats(n_tap * width)),
+        (b.states, AccessRange::floats(n_slots * shape.state_elements())),
         (b.out, row(width)),
-        (b.segments, Reach::Segments),
+        (b.segments, AccessRange::Segments),
     ];
-    let grid = [Extent::Fixed(width.div_ceil(CHANNELS) as u32), Extent::Runs, Extent::Tokens(TILE)];
-    Dispatch::new(gpu, &key(of), &buffers, grid)
+    let grid = [GridExtent::Fixed(width.div_ceil(CHANNELS) as u32), GridExtent::Runs, GridExtent::Tokens(TILE)];
+    Dispatch::new(gpu, &key(shape), &buffers, grid)
 }
 
-fn key(ShortConvSpec { width, n_tap }: ShortConvSpec) -> PsoKey {
-    PsoKey::new(
+fn key(ShortConvSpec { width, n_tap }: ShortConvSpec) -> PipelineKey {
+    PipelineKey::new(
         "short_conv",
         [("width", width.into()), ("n_tap", n_tap.into()), ("tile", TILE.into()), ("threads", CHANNELS.into())],
     )
@@ -65,8 +65,8 @@ fn key(ShortConvSpec { width, n_tap }: ShortConvSpec) -> PsoKey {
 
 /// The scalar twin over the tokens of a run: `inputs` `[n_tokens, 3 * width]`; `state`, `[n_tap - 1, width]`, becomes that after
 /// them.
-pub fn short_conv_twin(of: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &mut Vec<f32>) -> Vec<f32> {
-    let ShortConvSpec { width, n_tap } = of;
+pub fn short_conv_twin(shape: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &mut Vec<f32>) -> Vec<f32> {
+    let ShortConvSpec { width, n_tap } = shape;
     let mut out = Vec::new();
     for row in inputs.chunks_exact(3 * width) {
         state.extend((0..width).map(|i| row[i] * row[2 * width + i]));
@@ -79,6 +79,6 @@ pub fn short_conv_twin(of: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &
     out
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key(ShortConvSpec { width: 2048, n_tap: 3 })]
 }

@@ -2,13 +2,13 @@
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Rows of a buffer, or parts of them.
 #[derive(Debug, Clone, Copy)]
-pub struct RowsOf<'a> {
+pub struct StreamRows<'a> {
     /// `[n_tokens, stride]`.
     pub buffer: &'a wgpu::Buffer,
     /// Elements of a row.
@@ -21,26 +21,26 @@ pub struct RowsOf<'a> {
 pub fn stretch(
     gpu: &WgpuDevice,
     n: usize,
-    a: RowsOf<'_>,
-    b: Option<RowsOf<'_>>,
-    y: RowsOf<'_>,
+    a: StreamRows<'_>,
+    b: Option<StreamRows<'_>>,
+    y: StreamRows<'_>,
     accumulate: bool,
 ) -> Result<Dispatch, WgpuError> {
     if let Some(rows) = [Some(a), b, Some(y)].into_iter().flatten().find(|rows| rows.at + n > rows.stride) {
         let why = format!("{n} elements from the {}th on, of {}", rows.at, rows.stride);
         return Err(WgpuError::Mismatch { what: "rows to be stretched".into(), why });
     }
-    let reach = |rows: RowsOf<'_>| Reach::Tokens(4 * rows.stride as u64);
-    let mut buffers: Vec<(&dyn Bind, Reach)> = vec![(a.buffer, reach(a)), (y.buffer, reach(y))];
+    let reach = |rows: StreamRows<'_>| AccessRange::Tokens(4 * rows.stride as u64);
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(a.buffer, reach(a)), (y.buffer, reach(y))];
     buffers.extend(b.map(|b| (b.buffer as &dyn Bind, reach(b))));
-    let place = |rows: RowsOf<'_>| [rows.stride, rows.at];
+    let place = |rows: StreamRows<'_>| [rows.stride, rows.at];
     let key = stretch_key(n, place(a), b.map(place), place(y), accumulate);
-    Dispatch::new(gpu, &key, &buffers, [Extent::Tokens(1), Extent::Fixed(1), Extent::Fixed(1)])
+    Dispatch::new(gpu, &key, &buffers, [GridExtent::Tokens(1), GridExtent::Fixed(1), GridExtent::Fixed(1)])
 }
 
-fn stretch_key(n: usize, a: [usize; 2], b: Option<[usize; 2]>, y: [usize; 2], accumulate: bool) -> PsoKey {
+fn stretch_key(n: usize, a: [usize; 2], b: Option<[usize; 2]>, y: [usize; 2], accumulate: bool) -> PipelineKey {
     let [b_stride, b_at] = b.unwrap_or_default();
-    PsoKey::new(
+    PipelineKey::new(
         "stretch",
         [
             ("n", n.into()),
@@ -98,28 +98,28 @@ pub fn correct_streams(
     scaled: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
     let mut buffers = mixed(n, n_streams, n_streams, b);
-    buffers.extend([(scale as &dyn Bind, Reach::floats(n)), (scaled, Reach::Tokens(4 * n as u64))]);
+    buffers.extend([(scale as &dyn Bind, AccessRange::floats(n)), (scaled, AccessRange::Tokens(4 * n as u64))]);
     Dispatch::new(gpu, &mix_key(n, n_streams, true), &buffers, columns(n))
 }
 
-fn mixed<'a>(n: usize, n_streams: usize, n_out: usize, b: &StreamsBuffers<'a>) -> Vec<(&'a dyn Bind, Reach)> {
-    let row = |n: usize| Reach::Tokens(4 * n as u64);
+fn mixed<'a>(n: usize, n_streams: usize, n_out: usize, b: &StreamsBuffers<'a>) -> Vec<(&'a dyn Bind, AccessRange)> {
+    let row = |n: usize| AccessRange::Tokens(4 * n as u64);
     vec![
         (b.router, row(n_streams)),
-        (b.matrix, Reach::floats(n_out * n_streams)),
+        (b.matrix, AccessRange::floats(n_out * n_streams)),
         (b.streams, row(n_streams * n)),
         (b.x, row(n)),
     ]
 }
 
-fn columns(n: usize) -> [Extent; 3] {
-    [Extent::Fixed(n.div_ceil(256) as u32), Extent::Tokens(1), Extent::Fixed(1)]
+fn columns(n: usize) -> [GridExtent; 3] {
+    [GridExtent::Fixed(n.div_ceil(256) as u32), GridExtent::Tokens(1), GridExtent::Fixed(1)]
 }
 
-fn mix_key(n: usize, n_streams: usize, correct: bool) -> PsoKey {
+fn mix_key(n: usize, n_streams: usize, correct: bool) -> PipelineKey {
     let name = if correct { "correct_streams" } else { "predict_streams" };
     let constants = [("n", n.into()), ("n_streams", n_streams.into()), ("correct", correct.into())];
-    PsoKey::new("streams_mix", constants).named(name)
+    PipelineKey::new("streams_mix", constants).named(name)
 }
 
 /// The scalar twin of [`predict_streams`] on one token; `streams` `[n_streams, n]`.
@@ -155,12 +155,12 @@ pub fn add_to_idle_streams(
     streams: &wgpu::Buffer,
     y: &wgpu::Buffer,
 ) -> Result<Dispatch, WgpuError> {
-    let row = |n: usize| Reach::Tokens(4 * n as u64);
+    let row = |n: usize| AccessRange::Tokens(4 * n as u64);
     Dispatch::new(gpu, &add_key(n, n_streams), &[(streams, row(n_streams * n)), (y, row(n))], columns(n))
 }
 
-fn add_key(n: usize, n_streams: usize) -> PsoKey {
-    PsoKey::new("streams_add", [("n", n.into()), ("n_streams", n_streams.into())]).named("add_to_idle_streams")
+fn add_key(n: usize, n_streams: usize) -> PipelineKey {
+    PipelineKey::new("streams_add", [("n", n.into()), ("n_streams", n_streams.into())]).named("add_to_idle_streams")
 }
 
 /// The scalar twin of [`add_to_idle_streams`] on one token.
@@ -169,7 +169,7 @@ pub fn add_to_idle_streams_twin(streams: &[f32], y: &[f32]) -> Vec<f32> {
     streams.iter().enumerate().map(added).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![
         stretch_key(2048, [2048, 0], Some([2048, 0]), [8192, 2048], false),
         mix_key(2048, 4, false),

@@ -4,9 +4,9 @@ use metal_attention_model::TopK;
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Most logits that [`top_k`] finds.
 pub const MAX_TOP_K: usize = 128;
@@ -53,15 +53,20 @@ pub fn top_k(
         .enumerate()
         .map(|(stage, key)| {
             let last = stage + 1 == lists.len();
-            let scratch = (scratch as &dyn Bind, Reach::Wanted(8 * row_items(&lists, k) as u64));
-            let best = (best as &dyn Bind, Reach::Wanted(8 * k as u64));
-            let logits = (logits as &dyn Bind, Reach::Wanted(4 * n_vocab as u64));
-            let buffers: &[(&dyn Bind, Reach)] = match stage {
+            let scratch = (scratch as &dyn Bind, AccessRange::Wanted(8 * row_items(&lists, k) as u64));
+            let best = (best as &dyn Bind, AccessRange::Wanted(8 * k as u64));
+            let logits = (logits as &dyn Bind, AccessRange::Wanted(4 * n_vocab as u64));
+            let buffers: &[(&dyn Bind, AccessRange)] = match stage {
                 0 => &[logits, if last { best } else { scratch }],
                 _ if last => &[scratch, best],
                 _ => &[scratch],
             };
-            Dispatch::new(gpu, key, buffers, [Extent::Fixed(lists[stage] as u32), Extent::Wanted(1), Extent::Fixed(1)])
+            Dispatch::new(
+                gpu,
+                key,
+                buffers,
+                [GridExtent::Fixed(lists[stage] as u32), GridExtent::Wanted(1), GridExtent::Fixed(1)],
+            )
         })
         .collect()
 }
@@ -72,20 +77,20 @@ pub fn top_k_list(row: &[[u32; 2]]) -> TopK {
     row.iter().take_while(|[key, _]| *key > 0).map(|&[key, id]| (id, f32::from_bits(bits(key)))).collect()
 }
 
-fn keys(n_vocab: usize, k: usize) -> Vec<PsoKey> {
+fn keys(n_vocab: usize, k: usize) -> Vec<PipelineKey> {
     assert!(k.is_power_of_two() && (2..=MAX_TOP_K).contains(&k), "top_k finds 2, 4, ... {MAX_TOP_K} logits, not {k}");
     let lists = lists(n_vocab, k);
     // What the first stage writes to has one list a row where there is no other stage.
     let row_items = if lists.len() == 1 { k } else { row_items(&lists, k) };
     let mut from = 0;
-    let mut keys = vec![PsoKey::new(
+    let mut keys = vec![PipelineKey::new(
         "top_k_chunks",
         [("k", k.into()), ("n_items", CHUNK.into()), ("n_vocab", n_vocab.into()), ("row_items", row_items.into())],
     )];
     for stage in 1..lists.len() {
         let n_lists = lists[stage - 1];
         let last = stage + 1 == lists.len();
-        let key = PsoKey::new(
+        let key = PipelineKey::new(
             "top_k",
             [
                 ("k", k.into()),
@@ -102,7 +107,7 @@ fn keys(n_vocab: usize, k: usize) -> Vec<PsoKey> {
     keys
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     // Large enough for every stage.
     keys(151_936, MAX_TOP_K)
 }

@@ -3,7 +3,7 @@
 use metal_attention_gguf::{Tensor, TensorType};
 
 use super::upload::RowSource;
-use super::{PartRows, Place, WgpuMatrix, check_row_len, mismatch, upload};
+use super::{MatrixPlacer, PartUpload, WgpuMatrix, check_row_len, mismatch, upload};
 use crate::arena::Arena;
 use crate::device::WgpuDevice;
 use crate::error::WgpuError;
@@ -31,7 +31,7 @@ impl WgpuMatrix {
         gates: &[&Tensor],
         ups: &[&Tensor],
         arena: &mut Arena,
-        rows: &mut Vec<PartRows>,
+        rows: &mut Vec<PartUpload>,
     ) -> Result<Self, WgpuError> {
         let Some(first) = gates.first().filter(|_| gates.len() == ups.len()) else {
             return Err(mismatch(what, format!("there are {} gates and {} ups", gates.len(), ups.len())));
@@ -46,7 +46,7 @@ impl WgpuMatrix {
         }
         let source = RowSource::new(gates.iter().zip(ups).map(|(&gate, &up)| vec![gate.clone(), up.clone()]));
         let n_out = source.n_rows();
-        let mut place = Place { gpu, what, n_in: first.row_len(), arena, parts: Vec::new(), rows };
+        let mut place = MatrixPlacer { gpu, what, n_in: first.row_len(), arena, parts: Vec::new(), rows };
         place.rows(ty, 0, 1, source)?;
         Ok(Self { n_in: place.n_in, n_out, parts: place.parts })
     }

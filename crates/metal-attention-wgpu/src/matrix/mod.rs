@@ -15,9 +15,9 @@ use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 use layout::RowLayout;
 pub(crate) use repack::catalogue;
-pub(crate) use types::{Whole, type_info, type_name};
+pub(crate) use types::{IntegerCodes, type_info, type_name};
 use upload::RowSource;
-pub(crate) use upload::{PartRows, upload};
+pub(crate) use upload::{PartUpload, upload};
 
 /// A matrix `W`, `[n_out, n_in]`, in one or more parts.
 #[derive(Debug, Clone)]
@@ -66,12 +66,12 @@ impl WgpuMatrix {
         what: &str,
         tensors: &[&Tensor],
         arena: &mut Arena,
-        rows: &mut Vec<PartRows>,
+        rows: &mut Vec<PartUpload>,
     ) -> Result<Self, WgpuError> {
         let Some(first) = tensors.first() else {
             return Err(mismatch(what, "it has no tensors".to_owned()));
         };
-        let mut place = Place { gpu, what, n_in: first.row_len(), arena, parts: Vec::new(), rows };
+        let mut place = MatrixPlacer { gpu, what, n_in: first.row_len(), arena, parts: Vec::new(), rows };
         let mut n_out = 0;
         for run in tensors.chunk_by(|a, b| a.ty() == b.ty()) {
             for tensor in run {
@@ -112,7 +112,7 @@ impl WgpuMatrix {
         gate: &Tensor,
         up: &Tensor,
         arena: &mut Arena,
-        rows: &mut Vec<PartRows>,
+        rows: &mut Vec<PartUpload>,
     ) -> Result<Self, WgpuError> {
         check_row_len(what, gate, up)?;
         let n = gate.n_rows();
@@ -120,7 +120,7 @@ impl WgpuMatrix {
             let why = format!("{} has {n} rows and {} has {}", gate.name(), up.name(), up.n_rows());
             return Err(mismatch(what, why));
         }
-        let mut place = Place { gpu, what, n_in: gate.row_len(), arena, parts: Vec::new(), rows };
+        let mut place = MatrixPlacer { gpu, what, n_in: gate.row_len(), arena, parts: Vec::new(), rows };
         if gate.ty() == up.ty() {
             place.rows(gate.ty(), 0, 1, RowSource::new([vec![gate.clone(), up.clone()]]))?;
         } else {
@@ -171,16 +171,16 @@ fn check_row_len(what: &str, a: &Tensor, b: &Tensor) -> Result<(), WgpuError> {
 }
 
 /// A matrix that is given its place in the GPU's memory.
-struct Place<'a> {
+struct MatrixPlacer<'a> {
     gpu: &'a WgpuDevice,
     what: &'a str,
     n_in: usize,
     arena: &'a mut Arena,
     parts: Vec<MatrixPart>,
-    rows: &'a mut Vec<PartRows>,
+    rows: &'a mut Vec<PartUpload>,
 }
 
-impl Place<'_> {
+impl MatrixPlacer<'_> {
     /// Finds a place for the rows of `source`, which are of one type, in as few parts as can be.
     fn rows(&mut self, ty: TensorType, first_row: usize, row_step: usize, source: RowSource) -> Result<(), WgpuError> {
         let n_rows = source.n_rows();
@@ -200,7 +200,7 @@ impl Place<'_> {
         while done < n_rows {
             let n = (n_rows - done).min(max_rows as usize);
             let buffer = self.arena.take(self.gpu, self.what, layout.part_bytes(n as u64))?;
-            self.rows.push(PartRows::new(layout.clone(), buffer.clone(), Arc::clone(&source), done, n));
+            self.rows.push(PartUpload::new(layout.clone(), buffer.clone(), Arc::clone(&source), done, n));
             self.parts.push(MatrixPart { ty, first_row: first_row + done * row_step, row_step, n_rows: n, buffer });
             done += n;
         }

@@ -8,9 +8,9 @@ use metal_attention_gguf::TensorType;
 use super::layout::RowLayout;
 use crate::arena::{Bind, Slice};
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Threads of a workgroup.
 const THREADS: usize = 256;
@@ -150,19 +150,19 @@ pub(super) fn repack(
     to: (&Slice, u64),
 ) -> Result<Dispatch, WgpuError> {
     let words = n * layout.row_bytes() as usize / 4;
-    let reach = |bytes: u64| Reach::Fixed(bytes);
-    let buffers: [(&dyn Bind, Reach); 3] =
+    let reach = |bytes: u64| AccessRange::Fixed(bytes);
+    let buffers: [(&dyn Bind, AccessRange); 3] =
         [(source.0, reach(source.1)), (table, reach(table.size())), (to.0, reach(to.1))];
-    let grid = [Extent::Fixed(words.div_ceil(THREADS) as u32), Extent::Fixed(1), Extent::Fixed(1)];
+    let grid = [GridExtent::Fixed(words.div_ceil(THREADS) as u32), GridExtent::Fixed(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(), &buffers, grid)
 }
 
-fn key() -> PsoKey {
+fn key() -> PipelineKey {
     let constants = [("threads", THREADS.into()), ("header", HEADER_WORDS.into()), ("entry", ENTRY_WORDS.into())];
-    PsoKey::new("repack", constants)
+    PipelineKey::new("repack", constants)
 }
 
 /// The kernel, to read.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![key()]
 }

@@ -9,7 +9,7 @@ use super::layout::RowLayout;
 use super::repack::{BitOrder, repack};
 use crate::arena::{Arena, Slice};
 use crate::device::WgpuDevice;
-use crate::dispatch::StepSize;
+use crate::dispatch::BatchDims;
 use crate::error::WgpuError;
 
 /// Bytes of packed rows that one thread makes before it sends them off.
@@ -19,7 +19,7 @@ const CHUNK_BYTES: u64 = 4 << 20;
 const MAX_PACKERS: usize = 16;
 
 /// Grids of repacking do not depend on a step.
-const ONE: StepSize = StepSize { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
+const ONE: BatchDims = BatchDims { n_tokens: 1, n_wanted: 1, n_runs: 1, n_splits: 1 };
 
 /// Where rows of one type and length come from: groups of tensors of as many rows each, one group below the other; the
 /// tensors of a group give a row each by turns.
@@ -63,7 +63,7 @@ impl RowSource {
 
 /// Rows that have a place in the GPU's memory and are yet to be written there.
 #[derive(Debug)]
-pub(crate) struct PartRows {
+pub(crate) struct PartUpload {
     layout: RowLayout,
     to: Slice,
     source: Arc<RowSource>,
@@ -72,7 +72,7 @@ pub(crate) struct PartRows {
     n_rows: usize,
 }
 
-impl PartRows {
+impl PartUpload {
     /// Rows `first..first + n_rows` of `source`, which `to` has room for.
     pub(super) fn new(layout: RowLayout, to: Slice, source: Arc<RowSource>, first: usize, n_rows: usize) -> Self {
         Self { layout, to, source, first, n_rows }
@@ -139,7 +139,7 @@ struct Raw {
 
 impl Raw {
     /// For `parts`, `n_slots` chunks at a time.
-    fn new(gpu: &WgpuDevice, parts: &[PartRows], n_slots: usize) -> Result<Self, WgpuError> {
+    fn new(gpu: &WgpuDevice, parts: &[PartUpload], n_slots: usize) -> Result<Self, WgpuError> {
         let mut repackers: Vec<Repacker> = Vec::new();
         let mut longest = 0;
         for part in parts {
@@ -160,7 +160,7 @@ impl Raw {
     }
 
     /// What repacks `part`; `None`: the CPU does.
-    fn repacker(&self, part: &PartRows) -> Option<&Repacker> {
+    fn repacker(&self, part: &PartUpload) -> Option<&Repacker> {
         // A row as long as this would be a shape of its own.
         let suits = part.layout.row_bytes() <= CHUNK_BYTES;
         self.repackers.iter().find(|repacker| suits && repacker.ty == part.layout.ty())
@@ -169,18 +169,18 @@ impl Raw {
 
 /// Writes all of `parts`, of which a few MiB for each thread are on their way at a time, and those before. The file's pages are
 /// released as they are read. `meanwhile` is called while the GPU has nothing to do, with the part of the bytes that are there.
-pub(crate) fn upload(gpu: &WgpuDevice, parts: &[PartRows], meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
+pub(crate) fn upload(gpu: &WgpuDevice, parts: &[PartUpload], meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
     // What a CPU plays the GPU it is better to do oneself.
     let on_gpu = !gpu.summary().is_software();
     upload_by(gpu, parts, on_gpu, meanwhile)
 }
 
 /// As [`upload`]; `on_gpu`: rows are repacked on the GPU, as far as it can.
-fn upload_by(gpu: &WgpuDevice, parts: &[PartRows], on_gpu: bool, meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
+fn upload_by(gpu: &WgpuDevice, parts: &[PartUpload], on_gpu: bool, meanwhile: &dyn Fn(f64)) -> Result<(), WgpuError> {
     for part in parts {
         part.send_table(gpu);
     }
-    let chunks: Vec<_> = parts.iter().flat_map(PartRows::chunks).collect();
+    let chunks: Vec<_> = parts.iter().flat_map(PartUpload::chunks).collect();
     let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_PACKERS);
     let raw = Raw::new(gpu, if on_gpu { parts } else { &[] }, n_threads.min(chunks.len()))?;
     let (mut before, mut done) = (None, 0);
@@ -270,7 +270,7 @@ mod tests {
                 // Pieces of the source, the second behind other rows of its part.
                 let words = |on_gpu| {
                     let buffer = gpu.buffer("w", layout.part_bytes(14)).unwrap();
-                    let rows = PartRows::new(layout.clone(), buffer.clone().into(), Arc::clone(&source), 3, 14);
+                    let rows = PartUpload::new(layout.clone(), buffer.clone().into(), Arc::clone(&source), 3, 14);
                     upload_by(&gpu, &[rows], on_gpu, &|_| ()).unwrap();
                     gpu.read::<u32>(&buffer, (layout.part_bytes(14) / 4) as usize).unwrap()
                 };

@@ -4,42 +4,42 @@
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
 use wgpu::Buffer;
 
-use super::{Input, PlanBuilder, Product};
+use super::{LinearProduct, PlanBuilder, ProductInput};
 use crate::kernels::{
-    self, ConvolutionBuffers, ConvolutionShape, Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
-    DeltaRuleStepBuffers, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankShape, MatvecOutput, OutputGate, RowsAt,
-    Squash, StatesAt,
+    self, ConvolutionBuffers, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
+    DeltaRuleStepBuffers, GateActivation, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankActivation, LowRankShape,
+    MatvecOutput, StridedRows, StridedStates,
 };
 use crate::weights::{WgpuDeltaRule, WgpuLowRank, WgpuMixer};
-use crate::{Dispatch, Extent, WgpuError};
+use crate::{Dispatch, GridExtent, WgpuError};
 
 /// Where what the projections give lies.
-struct Projected<'a> {
+struct ProjectedInputs<'a> {
     /// Inputs of the convolution, in `qkv`: queries, keys, values.
-    channels: RowsAt,
+    channels: StridedRows,
     /// Gates of the results.
-    gate: (&'a Buffer, RowsAt),
+    gate: (&'a Buffer, StridedRows),
     /// What `beta` comes of.
-    beta: (&'a Buffer, RowsAt),
+    beta: (&'a Buffer, StridedRows),
     /// What the decay comes of.
-    decay: (&'a Buffer, RowsAt),
+    decay: (&'a Buffer, StridedRows),
 }
 
 /// The low-rank products of decay and gate, in this order; `None` where they are none.
-pub(crate) fn low_rank_of_delta_rule(of: &DeltaRuleSpec) -> Option<LowRankShape> {
-    match of.gates {
+pub(crate) fn low_rank_of_delta_rule(shape: &DeltaRuleSpec) -> Option<LowRankShape> {
+    match shape.gates {
         DeltaGates::OfHeads { paired: _ } => None,
         DeltaGates::OfChannels { rank } => {
-            Some(LowRankShape { width: of.n_values(), parts: vec![(rank, Squash::AsItIs); 2] })
+            Some(LowRankShape { width: shape.n_values(), parts: vec![(rank, LowRankActivation::AsItIs); 2] })
         }
     }
 }
 
 /// What the gate of a result goes through.
-fn gate_kind(of: &DeltaRuleSpec) -> OutputGate {
-    match of.gates {
-        DeltaGates::OfHeads { paired: _ } => OutputGate::Silu,
-        DeltaGates::OfChannels { rank: _ } => OutputGate::Sigmoid,
+fn gate_kind(shape: &DeltaRuleSpec) -> GateActivation {
+    match shape.gates {
+        DeltaGates::OfHeads { paired: _ } => GateActivation::Silu,
+        DeltaGates::OfChannels { rank: _ } => GateActivation::Sigmoid,
     }
 }
 
@@ -52,33 +52,37 @@ impl PlanBuilder<'_> {
     /// The gated delta rule of layer `i`, up to the row that the output matrix multiplies.
     pub(super) fn delta_rule(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        input: Input<'_>,
+        input: ProductInput<'_>,
     ) -> Result<(), WgpuError> {
-        let s = self.s;
-        self.product_of(d, input, Product::new(&w.inputs, MatvecOutput::Store, &s.x, &s.qkv))?;
+        let scratch = self.scratch;
+        self.project(dispatches, input, LinearProduct::new(&w.inputs, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
         if let Some(gates) = &w.gates {
-            self.product_of(d, input, Product::new(gates, MatvecOutput::Store, &s.x, &s.kv_a))?;
+            self.project(dispatches, input, LinearProduct::new(gates, MatvecOutput::Store, &scratch.x, &scratch.kv_a))?;
         }
         if let Some((WgpuLowRank { down, up }, low_rank)) = w.low_rank.as_ref().zip(low_rank_of_delta_rule(spec)) {
-            self.product_of(d, input, Product::new(down, MatvecOutput::Store, &s.x, &s.rwkv.small))?;
-            self.expand(d, &low_rank, up, &s.rwkv.large)?;
+            self.project(
+                dispatches,
+                input,
+                LinearProduct::new(down, MatvecOutput::Store, &scratch.x, &scratch.rwkv.small),
+            )?;
+            self.expand(dispatches, &low_rank, up, &scratch.rwkv.large)?;
         }
         let projected = self.projected(spec, w);
         if self.decodes()
             && let Some(step) = self.delta_rule_step(i, spec, w, &projected)?
         {
-            d.push(step);
+            dispatches.push(step);
             return Ok(());
         }
-        self.delta_rule_scan(d, i, spec, w, &projected)
+        self.delta_rule_scan(dispatches, i, spec, w, &projected)
     }
 
-    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> Projected<'_> {
-        let (s, n_channels, n_head) = (self.s, spec.n_channels(), spec.n_head_v);
+    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> ProjectedInputs<'_> {
+        let (scratch, n_channels, n_head) = (self.scratch, spec.n_channels(), spec.n_head_v);
         let low_rank = low_rank_of_delta_rule(spec);
         // Rows of `qkv` have the gate and, unless they lie apart, what `beta` and the decay come of.
         let (n, n_gates) = match low_rank {
@@ -87,18 +91,19 @@ impl PlanBuilder<'_> {
         };
         let apart = w.gates.is_some();
         let stride = if apart { n } else { n + n_gates };
-        let (gates, stride_of_gates, first) = if apart { (&s.kv_a, n_gates, 0) } else { (&s.qkv, stride, n) };
+        let (gates, stride_of_gates, first) =
+            if apart { (&scratch.kv_a, n_gates, 0) } else { (&scratch.qkv, stride, n) };
         let (decay, gate) = match &low_rank {
             None => {
-                let decay = RowsAt { stride: stride_of_gates, at: first + n_head };
-                ((gates, decay), (&s.qkv, RowsAt { stride, at: n_channels }))
+                let decay = StridedRows { stride: stride_of_gates, at: first + n_head };
+                ((gates, decay), (&scratch.qkv, StridedRows { stride, at: n_channels }))
             }
-            Some(low_rank) => ((&s.rwkv.large, low_rank.result(0)), (&s.rwkv.large, low_rank.result(1))),
+            Some(low_rank) => ((&scratch.rwkv.large, low_rank.result(0)), (&scratch.rwkv.large, low_rank.result(1))),
         };
-        Projected {
-            channels: RowsAt { stride, at: 0 },
+        ProjectedInputs {
+            channels: StridedRows { stride, at: 0 },
             gate,
-            beta: (gates, RowsAt { stride: stride_of_gates, at: first }),
+            beta: (gates, StridedRows { stride: stride_of_gates, at: first }),
             decay,
         }
     }
@@ -109,37 +114,38 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        projected: &Projected<'_>,
+        projected: &ProjectedInputs<'_>,
     ) -> Result<Option<Dispatch>, WgpuError> {
-        let s = self.s;
-        let of = self.delta_rule_shape(spec, projected.channels, projected);
+        let scratch = self.scratch;
+        let shape = self.delta_rule_shape(spec, projected.channels, projected);
         let step = DeltaRuleStep {
             width: spec.n_tap,
             bias: false,
-            convolution_at: of.state_elements(),
+            convolution_at: shape.state_elements(),
             norm_eps: spec.eps,
             gate_kind: gate_kind(spec),
             gate: projected.gate.1,
         };
-        let buffers = self.delta_rule_buffers(i, w, projected, &s.qkv, &s.att);
+        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.qkv, &scratch.mixer_out);
         let (gate, _) = projected.gate;
-        let with = DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate, norm_weight: &w.norm, tickets: &s.tickets };
-        kernels::delta_rule_step(self.gpu, &of, &step, &buffers, &with, Extent::Runs)
+        let with =
+            DeltaRuleStepBuffers { taps: &w.taps, bias: None, gate, norm_weight: &w.norm, tickets: &scratch.tickets };
+        kernels::delta_rule_step(self.gpu, &shape, &step, &buffers, &with, GridExtent::Runs)
     }
 
     /// The convolution of all tokens, then the recurrence, then the norm of its results.
     fn delta_rule_scan(
         &self,
-        d: &mut Vec<Dispatch>,
+        dispatches: &mut Vec<Dispatch>,
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        projected: &Projected<'_>,
+        projected: &ProjectedInputs<'_>,
     ) -> Result<(), WgpuError> {
-        let (gpu, s) = (self.gpu, self.s);
+        let (gpu, scratch) = (self.gpu, self.scratch);
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
-        let convolved = RowsAt::whole(spec.n_channels());
-        let of = self.delta_rule_shape(spec, convolved, projected);
+        let convolved = StridedRows::whole(spec.n_channels());
+        let shape = self.delta_rule_shape(spec, convolved, projected);
         let convolution = ConvolutionShape {
             channels: spec.n_channels(),
             width: spec.n_tap,
@@ -147,12 +153,13 @@ impl PlanBuilder<'_> {
             silu: true,
             x: projected.channels,
             out: convolved,
-            states: StatesAt { at: of.state_elements(), ..of.states },
+            states: StridedStates { at: shape.state_elements(), ..shape.states },
         };
-        let buffers = ConvolutionBuffers { x: &s.qkv, taps: &w.taps, bias: None, states, out: &s.queries, segments };
-        d.push(kernels::convolution(gpu, &convolution, &buffers, Extent::Runs)?);
-        let buffers = self.delta_rule_buffers(i, w, projected, &s.queries, &s.values);
-        d.push(kernels::delta_rule(gpu, &of, &buffers, Extent::Runs)?);
+        let buffers =
+            ConvolutionBuffers { x: &scratch.qkv, taps: &w.taps, bias: None, states, out: &scratch.queries, segments };
+        dispatches.push(kernels::convolution(gpu, &convolution, &buffers, GridExtent::Runs)?);
+        let buffers = self.delta_rule_buffers(i, w, projected, &scratch.queries, &scratch.values);
+        dispatches.push(kernels::delta_rule(gpu, &shape, &buffers, GridExtent::Runs)?);
         let norm = GroupNormShape {
             n: spec.value_dim,
             groups: spec.n_head_v,
@@ -160,18 +167,28 @@ impl PlanBuilder<'_> {
             eps: spec.eps,
             of_groups: false,
             bias: false,
-            x: of.out,
+            x: shape.out,
             gate: Some((gate_kind(spec), projected.gate.1)),
-            out: of.out,
+            out: shape.out,
         };
-        let buffers =
-            GroupNormBuffers { x: &s.values, weight: &w.norm, bias: None, gate: Some(projected.gate.0), out: &s.att };
-        d.push(kernels::group_norm(gpu, &norm, &buffers)?);
+        let buffers = GroupNormBuffers {
+            x: &scratch.values,
+            weight: &w.norm,
+            bias: None,
+            gate: Some(projected.gate.0),
+            out: &scratch.mixer_out,
+        };
+        dispatches.push(kernels::group_norm(gpu, &norm, &buffers)?);
         Ok(())
     }
 
     /// A slot of the states has the matrices first, then the convolution's last inputs.
-    fn delta_rule_shape(&self, spec: &DeltaRuleSpec, x: RowsAt, projected: &Projected<'_>) -> DeltaRuleShape {
+    fn delta_rule_shape(
+        &self,
+        spec: &DeltaRuleSpec,
+        x: StridedRows,
+        projected: &ProjectedInputs<'_>,
+    ) -> DeltaRuleShape {
         DeltaRuleShape {
             n_head: spec.n_head_v,
             n_key_head: spec.n_head_k,
@@ -182,16 +199,16 @@ impl PlanBuilder<'_> {
             key_dim: spec.key_dim,
             value_dim: spec.value_dim,
             decay_of: match spec.gates {
-                DeltaGates::OfHeads { paired: _ } => Decay::OfHeads,
-                DeltaGates::OfChannels { rank: _ } => Decay::OfChannels,
+                DeltaGates::OfHeads { paired: _ } => DecayGranularity::OfHeads,
+                DeltaGates::OfChannels { rank: _ } => DecayGranularity::OfChannels,
             },
             l2_eps: Some(spec.eps),
             scale: 1.0 / (spec.key_dim as f32).sqrt(),
             x,
             decay: projected.decay.1,
             beta: projected.beta.1,
-            out: RowsAt::whole(spec.n_values()),
-            states: StatesAt { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
+            out: StridedRows::whole(spec.n_values()),
+            states: StridedStates { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
         }
     }
 
@@ -199,7 +216,7 @@ impl PlanBuilder<'_> {
         &'b self,
         i: usize,
         w: &'b WgpuDeltaRule,
-        projected: &Projected<'b>,
+        projected: &ProjectedInputs<'b>,
         x: &'b Buffer,
         out: &'b Buffer,
     ) -> DeltaRuleBuffers<'b> {

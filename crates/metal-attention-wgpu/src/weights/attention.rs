@@ -14,7 +14,7 @@ pub(crate) struct WgpuAttention {
     /// Factors of the norm of queries, then of keys; then what is added, where something is.
     pub(crate) qk_norm: Option<Buffer>,
     /// Of each head the sink's score and the slope, `[n_head, 2]`.
-    pub(crate) of_heads: Option<Buffer>,
+    pub(crate) head_params: Option<Buffer>,
     pub(crate) out: WgpuLinear,
 }
 
@@ -35,14 +35,14 @@ impl WgpuAttention {
             Positions::None | Positions::Rope(_) => None,
         };
         let of_head = |h: usize| [&a.sinks, &slopes].map(|all| all.as_ref().map_or(0.0, |all| all[h]));
-        let of_heads: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
+        let head_params: Vec<_> = (0..spec.n_head).flat_map(of_head).collect();
         let has_some = a.sinks.is_some() || slopes.is_some();
         let of_queries = if spec.output_gate { gates_and_queries(spec, &a.q) } else { vec![a.q.clone()] };
         let qkv: Vec<_> = of_queries.iter().chain(&a.k).chain(&a.v).chain(beside).collect();
         Ok(Self {
             qkv: concat(gpu, "Q, K and V", &qkv, uploads)?,
             qk_norm: (!norms.is_empty()).then(|| gpu.upload("the norms of Q and K", &qk_norm)).transpose()?,
-            of_heads: has_some.then(|| gpu.upload("sinks and slopes", &of_heads)).transpose()?,
+            head_params: has_some.then(|| gpu.upload("sinks and slopes", &head_params)).transpose()?,
             out: concat(gpu, "the attention's output matrix", &[&a.out], uploads)?,
         })
     }

@@ -3,7 +3,7 @@
 use metal_attention_model::DeltaRuleWeights;
 use wgpu::Buffer;
 
-use super::rwkv::turned;
+use super::rwkv::transposed;
 use super::{Uploads, WgpuLinear, concat};
 use crate::{WgpuDevice, WgpuError};
 
@@ -59,7 +59,7 @@ impl WgpuDeltaRule {
             None => None,
             Some([decay, gate]) => Some(WgpuLowRank {
                 down: concat(gpu, "the low-rank matrices", &[decay, gate], uploads)?,
-                up: gpu.upload("the low-rank matrices", &turned(&[&w.decay, &w.gate]))?,
+                up: gpu.upload("the low-rank matrices", &transposed(&[&w.decay, &w.gate]))?,
             }),
         };
         Ok(Self {

@@ -65,9 +65,9 @@ impl WgpuRwkv6 {
             lerp_x: vector(&w.lerp_x)?,
             lerps: vector(&w.lerps)?,
             mix_down: matrix(&w.mix_down)?,
-            mix_up: vector(&turned(&w.mix_up.iter().collect::<Vec<_>>()))?,
+            mix_up: vector(&transposed(&w.mix_up.iter().collect::<Vec<_>>()))?,
             decay_down: matrix(&w.decay.down)?,
-            decay_up: vector(&turned(&[&w.decay.up]))?,
+            decay_up: vector(&transposed(&[&w.decay.up]))?,
             decay_bias: vector(&w.decay_bias)?,
             bonus: w.bonus.as_deref().map(vector).transpose()?,
             receptance: matrix(&w.receptance)?,
@@ -106,7 +106,7 @@ impl WgpuRwkv7 {
             key: concat(gpu, "the keys", &[&w.key], uploads)?,
             value: concat(gpu, "the values", &[&w.value], uploads)?,
             down: concat(gpu, "the low-rank matrices", &downs, uploads)?,
-            up: gpu.upload("the low-rank matrices", &turned(&ups))?,
+            up: gpu.upload("the low-rank matrices", &transposed(&ups))?,
             of_channels: gpu.upload("weights of channels", &of_channels.map(Vec::as_slice).concat())?,
             out: concat(gpu, "the time mix's output matrix", &[&w.out], uploads)?,
         })
@@ -126,7 +126,7 @@ impl WgpuChannelMix {
 }
 
 /// Columns of the matrices as rows, those of one matrix after those of the other: `[n_in, n_out]` each.
-pub(super) fn turned(matrices: &[&Linear]) -> Vec<f32> {
+pub(super) fn transposed(matrices: &[&Linear]) -> Vec<f32> {
     let mut rows = Vec::new();
     for linear in matrices {
         let (n_in, values) = (linear.weight.row_len(), linear.weight.to_f32());

@@ -2,7 +2,7 @@
 
 use metal_attention_gguf::Tensor;
 
-use crate::matrix::{PartRows, upload};
+use crate::matrix::{PartUpload, upload};
 use crate::{Arena, WgpuDevice, WgpuError, WgpuMatrix};
 
 /// The rows to upload, and where the next matrices go.
@@ -10,7 +10,7 @@ use crate::{Arena, WgpuDevice, WgpuError, WgpuMatrix};
 pub(crate) struct Uploads {
     /// What matrices are given a place in.
     pub(crate) arena: Arena,
-    rows: Vec<PartRows>,
+    rows: Vec<PartUpload>,
 }
 
 impl Uploads {

@@ -5,11 +5,11 @@ use metal_attention_gguf::TensorType;
 use super::{ExpertsMatrices, ExpertsScratch, ExpertsShape};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::kernels::matvec::{self, MatvecInput};
 use crate::matrix::{MatrixPart, WgpuMatrix, type_name};
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
 /// For every token the weighted sum of the experts that [`route`](super::route) chose for it: `y = sum` or, to `accumulate`,
@@ -34,31 +34,31 @@ pub fn experts_matvec(
             return Err(WgpuError::Mismatch { what: "a product with experts".to_owned(), why });
         }
     };
-    let visits = |row: usize| Reach::Tokens(4 * (shape.n_used * row) as u64);
-    let floats = |matrix: &WgpuMatrix| Reach::floats(matrix.n_out());
+    let visits = |row: usize| AccessRange::Tokens(4 * (shape.n_used * row) as u64);
+    let floats = |matrix: &WgpuMatrix| AccessRange::floats(matrix.n_out());
     let mut dispatches = Vec::new();
     for part in matrices.up.parts() {
         let bias = matrices.up_bias.map(|bias| (bias as &dyn Bind, floats(matrices.up)));
-        let product = Product::up(shape, part, norm.map(|(_, eps)| eps), bias.is_some());
-        let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
-            (&part.buffer, Reach::Fixed(part.bytes(shape.n_embd))),
-            (x, Reach::Tokens(4 * shape.n_embd as u64)),
+        let product = ExpertsMatvecOp::up(shape, part, norm.map(|(_, eps)| eps), bias.is_some());
+        let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
+            (&part.buffer, AccessRange::Fixed(part.bytes(shape.n_embd))),
+            (x, AccessRange::Tokens(4 * shape.n_embd as u64)),
             (&scratch.hidden, visits(shape.n_ff)),
             (&scratch.chosen, visits(1)),
         ];
         buffers.extend(product.weighted().then_some((&scratch.weights as &dyn Bind, visits(1))));
-        buffers.extend(norm.map(|(weight, _)| (weight as &dyn Bind, Reach::floats(shape.n_embd))));
+        buffers.extend(norm.map(|(weight, _)| (weight as &dyn Bind, AccessRange::floats(shape.n_embd))));
         buffers.extend(bias);
         dispatches.push(product.dispatch(gpu, &buffers)?);
     }
     for (i, part) in matrices.down.parts().iter().enumerate() {
         let bias = matrices.down_bias.map(|bias| (bias as &dyn Bind, floats(matrices.down)));
         // What the first part leaves, the others add to.
-        let product = Product::down(shape, part, accumulate || i > 0, bias.is_some());
-        let mut buffers: Vec<(&dyn Bind, Reach)> = vec![
-            (&part.buffer, Reach::Fixed(part.bytes(shape.n_ff))),
+        let product = ExpertsMatvecOp::down(shape, part, accumulate || i > 0, bias.is_some());
+        let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
+            (&part.buffer, AccessRange::Fixed(part.bytes(shape.n_ff))),
             (&scratch.hidden, visits(shape.n_ff)),
-            (y, Reach::Tokens(4 * shape.n_embd as u64)),
+            (y, AccessRange::Tokens(4 * shape.n_embd as u64)),
             (&scratch.chosen, visits(1)),
         ];
         buffers.extend(product.weighted().then_some((&scratch.weights as &dyn Bind, visits(1))));
@@ -70,7 +70,7 @@ pub fn experts_matvec(
 
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
-struct Product<'a> {
+struct ExpertsMatvecOp<'a> {
     shape: &'a ExpertsShape,
     ty: TensorType,
     n_in: usize,
@@ -78,14 +78,14 @@ struct Product<'a> {
     rows: usize,
     first_row: usize,
     n_rows: usize,
-    output: Output,
+    output: ExpertsMatvecOutput,
     eps: Option<f32>,
     bias: bool,
 }
 
 /// What becomes of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Output {
+enum ExpertsMatvecOutput {
     /// The activation of gate and up of each visit.
     Activated,
     /// The weighted sum of each token's visits.
@@ -95,51 +95,63 @@ enum Output {
     },
 }
 
-impl<'a> Product<'a> {
+impl<'a> ExpertsMatvecOp<'a> {
     fn up(shape: &'a ExpertsShape, part: &MatrixPart, eps: Option<f32>, bias: bool) -> Self {
         let MatrixPart { ty, first_row, n_rows, .. } = *part;
         let (n_in, rows) = (shape.n_embd, shape.up_rows());
-        Self { shape, ty, n_in, rows, first_row, n_rows, output: Output::Activated, eps, bias }
+        Self { shape, ty, n_in, rows, first_row, n_rows, output: ExpertsMatvecOutput::Activated, eps, bias }
     }
 
     fn down(shape: &'a ExpertsShape, part: &MatrixPart, accumulate: bool, bias: bool) -> Self {
         let MatrixPart { ty, first_row, n_rows, .. } = *part;
         let (n_in, rows) = (shape.n_ff, shape.n_embd);
-        Self { shape, ty, n_in, rows, first_row, n_rows, output: Output::Sum { accumulate }, eps: None, bias }
+        Self {
+            shape,
+            ty,
+            n_in,
+            rows,
+            first_row,
+            n_rows,
+            output: ExpertsMatvecOutput::Sum { accumulate },
+            eps: None,
+            bias,
+        }
     }
 
     /// Whether it is here that weights go in.
     fn weighted(&self) -> bool {
-        self.shape.weight_input == (self.output == Output::Activated)
+        self.shape.weight_input == (self.output == ExpertsMatvecOutput::Activated)
     }
 
     /// As for a product of one token with the matrix that its experts make up together.
-    fn tile(&self, features: ShaderFeatures) -> matvec::Tile {
+    fn tile(&self, features: ShaderFeatures) -> matvec::MatvecTile {
         let units = 8 * self.n_in.div_ceil(8);
         match self.output {
-            Output::Activated => {
+            ExpertsMatvecOutput::Activated => {
                 let n_rows = self.shape.n_used * self.rows;
                 matvec::float_tile(self.ty, units, n_rows, self.shape.gated, features)
             }
-            Output::Sum { .. } => matvec::float_tile(self.ty, self.shape.n_used * units, self.rows, false, features),
+            ExpertsMatvecOutput::Sum { .. } => {
+                matvec::float_tile(self.ty, self.shape.n_used * units, self.rows, false, features)
+            }
         }
     }
 
-    fn dispatch(&self, gpu: &WgpuDevice, buffers: &[(&dyn Bind, Reach)]) -> Result<Dispatch, WgpuError> {
+    fn dispatch(&self, gpu: &WgpuDevice, buffers: &[(&dyn Bind, AccessRange)]) -> Result<Dispatch, WgpuError> {
         let tile = self.tile(gpu.features());
-        let rows = Extent::Fixed(self.rows.div_ceil(tile.rows_of_a_group()) as u32);
+        let rows = GridExtent::Fixed(self.rows.div_ceil(tile.rows_of_a_group()) as u32);
         let visits = match self.output {
-            Output::Activated => self.shape.n_used as u32,
-            Output::Sum { .. } => 1,
+            ExpertsMatvecOutput::Activated => self.shape.n_used as u32,
+            ExpertsMatvecOutput::Sum { .. } => 1,
         };
-        Dispatch::new(gpu, &self.key(tile), buffers, [rows, Extent::Tokens(1), Extent::Fixed(visits)])
+        Dispatch::new(gpu, &self.key(tile), buffers, [rows, GridExtent::Tokens(1), GridExtent::Fixed(visits)])
     }
 
-    fn key(&self, tile: matvec::Tile) -> PsoKey {
+    fn key(&self, tile: matvec::MatvecTile) -> PipelineKey {
         let (output, accumulate, suffix) = match self.output {
-            Output::Activated => ("activated", false, "_activated"),
-            Output::Sum { accumulate: false } => ("sum", false, "_sum"),
-            Output::Sum { accumulate: true } => ("sum", true, "_sum_accumulate"),
+            ExpertsMatvecOutput::Activated => ("activated", false, "_activated"),
+            ExpertsMatvecOutput::Sum { accumulate: false } => ("sum", false, "_sum"),
+            ExpertsMatvecOutput::Sum { accumulate: true } => ("sum", true, "_sum_accumulate"),
         };
         let shape = self.shape;
         let ty = type_name(self.ty);
@@ -165,23 +177,29 @@ impl<'a> Product<'a> {
         ];
         constants.extend(shape.activation_constants());
         let norm = if self.eps.is_some() { "rmsnorm_" } else { "" };
-        PsoKey { name: format!("{norm}experts_matvec_{ty}{suffix}"), file: "experts_matvec", constants }
+        PipelineKey { name: format!("{norm}experts_matvec_{ty}{suffix}"), file: "experts_matvec", constants }
     }
 }
 
 /// Every named kernel once, with the sizes of Qwen3-30B-A3B.
-pub(super) fn catalogue() -> Vec<PsoKey> {
+pub(super) fn catalogue() -> Vec<PipelineKey> {
     let features = ShaderFeatures { subgroups: true, neighbours: 32, ..Default::default() };
     let shape = super::catalogue_shape();
     let mut keys = Vec::new();
     for &ty in TensorType::ALL {
         let key = |output, n_in, rows, eps| {
             let n_rows = shape.n_expert * rows;
-            let product = Product { shape: &shape, ty, n_in, rows, first_row: 0, n_rows, output, eps, bias: false };
+            let product =
+                ExpertsMatvecOp { shape: &shape, ty, n_in, rows, first_row: 0, n_rows, output, eps, bias: false };
             product.key(product.tile(features))
         };
-        keys.extend([None, Some(1e-6)].map(|eps| key(Output::Activated, shape.n_embd, shape.up_rows(), eps)));
-        keys.extend([false, true].map(|accumulate| key(Output::Sum { accumulate }, shape.n_ff, shape.n_embd, None)));
+        keys.extend(
+            [None, Some(1e-6)].map(|eps| key(ExpertsMatvecOutput::Activated, shape.n_embd, shape.up_rows(), eps)),
+        );
+        keys.extend(
+            [false, true]
+                .map(|accumulate| key(ExpertsMatvecOutput::Sum { accumulate }, shape.n_ff, shape.n_embd, None)),
+        );
     }
     keys
 }

@@ -15,7 +15,7 @@ use crate::dispatch::ExpertTiles;
 use crate::error::WgpuError;
 use crate::kernels::matmul::{MatmulScratch, unit_bytes};
 use crate::matrix::WgpuMatrix;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::{Constant, ShaderFeatures};
 
 pub use matmul::{experts_matmul, experts_matmul_by, experts_method};
@@ -99,7 +99,7 @@ impl ExpertsShape {
 
     /// The tiles of `tokens` tokens that visits are sorted into.
     fn tiles(&self, tokens: usize) -> ExpertTiles {
-        ExpertTiles { n_expert: self.n_expert as u32, n_used: self.n_used as u32, tokens: tokens as u32 }
+        ExpertTiles { n_expert: self.n_expert as u32, n_used: self.n_used as u32, tile_tokens: tokens as u32 }
     }
 
     /// What `shaders/experts_activation.wgsl` takes.
@@ -166,7 +166,7 @@ impl ExpertsScratch {
     /// Bytes of [`new`](Self::new) on a device with `features`.
     pub fn bytes(features: ShaderFeatures, shapes: &[ExpertsShape], n_tokens: usize) -> u64 {
         let unit = unit_bytes(features);
-        let sizes = Sizes::of(shapes, n_tokens);
+        let sizes = ScratchSizes::of(shapes, n_tokens);
         let mut bytes = sizes.chosen + sizes.weights + sizes.hidden;
         if n_tokens > FEW_TOKENS {
             bytes += sizes.order + sizes.tiles + sizes.down;
@@ -177,7 +177,7 @@ impl ExpertsScratch {
     }
 
     fn of(gpu: &WgpuDevice, unit: usize, shapes: &[ExpertsShape], n_tokens: usize) -> Result<Self, WgpuError> {
-        let sizes = Sizes::of(shapes, n_tokens);
+        let sizes = ScratchSizes::of(shapes, n_tokens);
         let sorted = if n_tokens > FEW_TOKENS {
             Some(SortedScratch {
                 order: gpu.buffer("tokens in the order of their experts", sizes.order)?,
@@ -200,7 +200,7 @@ impl ExpertsScratch {
 
 /// Bytes of the buffers of an [`ExpertsScratch`], and the most elements of the rows that matrix units take.
 #[derive(Default)]
-struct Sizes {
+struct ScratchSizes {
     chosen: u64,
     weights: u64,
     hidden: u64,
@@ -212,7 +212,7 @@ struct Sizes {
     most_ff: usize,
 }
 
-impl Sizes {
+impl ScratchSizes {
     fn of(shapes: &[ExpertsShape], n_tokens: usize) -> Self {
         let mut sizes = Self::default();
         for shape in shapes {
@@ -305,6 +305,6 @@ fn catalogue_shape() -> ExpertsShape {
     }
 }
 
-pub(super) fn catalogue() -> Vec<PsoKey> {
+pub(super) fn catalogue() -> Vec<PipelineKey> {
     [route::catalogue(), matvec::catalogue(), matmul::catalogue()].concat()
 }

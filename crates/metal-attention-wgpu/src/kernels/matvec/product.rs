@@ -2,14 +2,14 @@
 
 use metal_attention_gguf::TensorType;
 
-use super::{MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, Rows};
-use crate::matrix::{MatrixPart, WgpuMatrix, Whole, type_info, type_name};
-use crate::pso::PsoKey;
+use super::{MAX_INPUTS, MatvecInput, MatvecOptions, MatvecOutput, TokenRows};
+use crate::matrix::{IntegerCodes, MatrixPart, WgpuMatrix, type_info, type_name};
+use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Product {
+pub(super) struct MatvecOp {
     ty: TensorType,
     n_in: usize,
     n_out: usize,
@@ -19,7 +19,7 @@ pub(super) struct Product {
     input: &'static str,
     eps: f32,
     output: MatvecOutput,
-    rows: Rows,
+    rows: TokenRows,
     bias: bool,
     token_tile: usize,
     /// Where the rows of each input end, where there are several; zeros behind them.
@@ -28,7 +28,7 @@ pub(super) struct Product {
 
 /// How a workgroup is laid over a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::kernels) struct Tile {
+pub(in crate::kernels) struct MatvecTile {
     /// Lanes that share rows, a power of two.
     pub(in crate::kernels) lanes: usize,
     /// Rows that they share.
@@ -70,7 +70,7 @@ const INTEGER_WEIGHTS_OF_LAYERS: usize = 1 << 24;
 const INPUT_BYTES_OF_BLOCK: usize = 116;
 const INTEGER_BYTES: usize = (32 << 10) - 512;
 
-impl Tile {
+impl MatvecTile {
     /// Whether inputs are whole numbers.
     pub(super) fn is_integer(self) -> bool {
         self.turns > 0
@@ -90,16 +90,16 @@ pub(in crate::kernels) fn float_tile(
     n_rows: usize,
     pairs: bool,
     features: ShaderFeatures,
-) -> Tile {
+) -> MatvecTile {
     let output = if pairs { MatvecOutput::Gated } else { MatvecOutput::Store };
-    let product = Product { output, ..Product::plain(ty, n_in, n_rows) };
+    let product = MatvecOp { output, ..MatvecOp::plain(ty, n_in, n_rows) };
     product.tile(ShaderFeatures { integer_dot: false, ..features })
 }
 
 /// Largest extent of a grid's axis.
 const MAX_GROUPS: usize = 65_535;
 
-impl Product {
+impl MatvecOp {
     /// Of a matrix of one part with a token's vector, stored and nothing more.
     fn plain(ty: TensorType, n_in: usize, n_rows: usize) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Product {
             input: "plain",
             eps: 0.0,
             output: MatvecOutput::Store,
-            rows: Rows::Tokens,
+            rows: TokenRows::Tokens,
             bias: false,
             token_tile: 1,
             row_ends: [0; MAX_INPUTS],
@@ -154,7 +154,7 @@ impl Product {
     /// can sum up without a barrier. With rows to spare, a lane takes several of them and reads its part of `x` once,
     /// and the lanes are cut down to a number that divides the row well. Words asked for at once are bounded by the
     /// registers that receive them.
-    pub(super) fn tile(&self, features: ShaderFeatures) -> Tile {
+    pub(super) fn tile(&self, features: ShaderFeatures) -> MatvecTile {
         let units = self.n_in.div_ceil(8);
         let max_lanes = match features.neighbours as usize {
             0 => 32,
@@ -195,37 +195,38 @@ impl Product {
         let steps = units.div_ceil(lanes);
         let most = most.min(steps);
         let unroll = (most.div_ceil(2)..=most).rev().min_by_key(|&n| steps.next_multiple_of(n)).unwrap_or(1);
-        let tile = Tile { lanes, rows, unroll, threads: THREADS.max(lanes), turns: 0, pieces: 1, together: max_lanes };
+        let tile =
+            MatvecTile { lanes, rows, unroll, threads: THREADS.max(lanes), turns: 0, pieces: 1, together: max_lanes };
         if integer { self.integer_tile(tile) } else { tile }
     }
 
     /// The tile with inputs as whole numbers, `tile` being that with floats: lanes take blocks of four units.
-    fn integer_tile(&self, tile: Tile) -> Tile {
+    fn integer_tile(&self, tile: MatvecTile) -> MatvecTile {
         let blocks = self.n_in / 32;
         let pieces = (INPUT_BYTES_OF_BLOCK * blocks).div_ceil(INTEGER_BYTES);
         let lanes = tile.together;
         let many = self.n_rows >= MANY_ROWS;
         let threads = if many || blocks > LONG_ROWS { 512 } else { 256 };
         let rows = if self.n_rows >= PAIRED_ROWS || self.output == MatvecOutput::Gated { 2 } else { 1 };
-        let tile = Tile { lanes, rows, unroll: 1, threads, turns: 1, pieces, ..tile };
+        let tile = MatvecTile { lanes, rows, unroll: 1, threads, turns: 1, pieces, ..tile };
         if !many {
             // A workgroup for each core is all there is: its lanes ask for more at once, of types that take few registers.
             let steps = blocks.div_ceil(pieces).div_ceil(lanes);
             let most = if self.has_vectors() { 4 / rows } else { 1 };
-            return Tile { unroll: steps.clamp(1, most), ..tile };
+            return MatvecTile { unroll: steps.clamp(1, most), ..tile };
         }
         // Fewer lanes a row, where some would be idle.
-        let idle = |tile: &Tile| blocks.next_multiple_of(tile.lanes) - blocks;
+        let idle = |tile: &MatvecTile| blocks.next_multiple_of(tile.lanes) - blocks;
         let narrower = [lanes, lanes / 2, lanes / 4].into_iter().filter(|&lanes| lanes > 0);
-        let tile = narrower.map(|lanes| Tile { lanes, ..tile }).min_by_key(idle).unwrap_or(tile);
+        let tile = narrower.map(|lanes| MatvecTile { lanes, ..tile }).min_by_key(idle).unwrap_or(tile);
         let groups = self.n_rows / tile.rows_of_a_group();
         let turns = ((groups + GROUPS / 2) / GROUPS).clamp(1, 4 * tile.lanes / lanes);
-        Tile { turns: if pieces == 1 { turns } else { 1 }, ..tile }
+        MatvecTile { turns: if pieces == 1 { turns } else { 1 }, ..tile }
     }
 
     /// Whether the kernel for inputs as whole numbers reads vectors of words.
     pub(super) fn has_vectors(&self) -> bool {
-        type_info(self.ty).whole == Whole::Vectors
+        type_info(self.ty).integer_codes == IntegerCodes::Vectors
     }
 
     /// Whether inputs become whole numbers, which is worth it for many rows only.
@@ -234,7 +235,7 @@ impl Product {
         let least = if stored { INTEGER_WEIGHTS } else { INTEGER_WEIGHTS_OF_LAYERS };
         features.integer_dot
             && features.neighbours >= 4
-            && type_info(self.ty).whole != Whole::No
+            && type_info(self.ty).integer_codes != IntegerCodes::No
             && self.token_tile == 1
             && self.input != "silu"
             && self.n_inputs() == 1
@@ -246,12 +247,12 @@ impl Product {
     }
 
     /// Workgroups, in axes x and z, for all rows.
-    pub(super) fn groups(&self, tile: Tile) -> [u32; 2] {
+    pub(super) fn groups(&self, tile: MatvecTile) -> [u32; 2] {
         let groups = self.n_rows.div_ceil(tile.rows_of_a_group());
         [groups.min(MAX_GROUPS) as u32, groups.div_ceil(MAX_GROUPS) as u32]
     }
 
-    pub(super) fn key(&self, tile: Tile) -> PsoKey {
+    pub(super) fn key(&self, tile: MatvecTile) -> PipelineKey {
         let (output, suffix) = self.output.names();
         let ty = type_name(self.ty);
         let constants = [
@@ -289,13 +290,13 @@ impl Product {
         let suffix = if self.n_inputs() > 1 { "_of_inputs" } else { suffix };
         let shader = if tile.is_integer() { "matvec_integer" } else { "matvec" };
         let integer = if tile.is_integer() { "_integer" } else { "" };
-        PsoKey::new(shader, constants).named(format!("{input}{tokens}matvec_{ty}{suffix}{integer}"))
+        PipelineKey::new(shader, constants).named(format!("{input}{tokens}matvec_{ty}{suffix}{integer}"))
     }
 }
 
 /// Every named kernel once, with the sizes of SmolLM-135M's feed-forward or, for whole numbers, of its head or of Mistral-7B's down
 /// projection, whose inputs come in pieces.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let features =
         ShaderFeatures { subgroups: true, neighbours: 32, f16: true, integer_dot: true, ..Default::default() };
     let mut keys = Vec::new();
@@ -305,13 +306,13 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         for token_tile in [1, 4] {
             for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
                 for input in ["plain", "rmsnorm", "silu"] {
-                    let product = Product { input, eps: 1e-5, output, token_tile, ..Product::plain(ty, n_in, 3072) };
+                    let product = MatvecOp { input, eps: 1e-5, output, token_tile, ..MatvecOp::plain(ty, n_in, 3072) };
                     keys.push(product.key(product.tile(features)));
                     let large = match output {
                         MatvecOutput::Store | MatvecOutput::Gated => {
-                            Product { n_out: 49_152, n_rows: 49_152, ..product }
+                            MatvecOp { n_out: 49_152, n_rows: 49_152, ..product }
                         }
-                        MatvecOutput::Accumulate => Product { n_in: 14_336, n_out: 4096, n_rows: 4096, ..product },
+                        MatvecOutput::Accumulate => MatvecOp { n_in: 14_336, n_out: 4096, n_rows: 4096, ..product },
                     };
                     if large.suits_integers(features) {
                         keys.push(large.key(large.tile(features)));
@@ -327,8 +328,8 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
 mod tests {
     use super::*;
 
-    fn product(n_out: usize, n_in: usize, output: MatvecOutput) -> Product {
-        Product { output, ..Product::plain(TensorType::Q4_0, n_in, n_out) }
+    fn product(n_out: usize, n_in: usize, output: MatvecOutput) -> MatvecOp {
+        MatvecOp { output, ..MatvecOp::plain(TensorType::Q4_0, n_in, n_out) }
     }
 
     fn tile(n_out: usize, n_in: usize, output: MatvecOutput, neighbours: u32) -> (usize, usize, usize) {

@@ -3,21 +3,21 @@
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent, Reach};
+use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 use crate::shader::Constant;
 
 /// Where what a kernel takes of each token lies in the rows of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowsAt {
+pub struct StridedRows {
     /// Elements of a row.
     pub stride: usize,
     /// The first element taken.
     pub at: usize,
 }
 
-impl RowsAt {
+impl StridedRows {
     /// Whole rows of `n` elements.
     pub fn whole(n: usize) -> Self {
         Self { stride: n, at: 0 }
@@ -26,7 +26,7 @@ impl RowsAt {
 
 /// Where what a kernel keeps of a layer lies in the slots of states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StatesAt {
+pub struct StridedStates {
     /// Slots.
     pub n_slots: usize,
     /// Elements of a slot.
@@ -37,39 +37,41 @@ pub struct StatesAt {
 
 /// How a kernel reaches a buffer.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Access {
+pub(super) enum RecurrentBinding {
     /// `fn NAME(token, i) -> f32` reads one of so many elements.
-    Rows(RowsAt, usize),
+    Rows(StridedRows, usize),
     /// `fn set_NAME(token, i, v)` writes one of so many elements.
-    Results(RowsAt, usize),
+    Results(StridedRows, usize),
     /// `NAME[i]` is one of so many.
     Floats(usize),
     /// `NAME[NAME_place(slot) + i]` is one of so many, read and written.
-    States(StatesAt, usize),
+    States(StridedStates, usize),
     /// `segments`, for `segments.wgsl`.
     Segments,
     /// `NAME[run * n + i]` is one of so many counters of a run, zero before and after each step.
     Counters(usize),
 }
 
-impl Access {
-    fn reach(self) -> Reach {
+impl RecurrentBinding {
+    fn reach(self) -> AccessRange {
         match self {
-            Self::Rows(rows, _) | Self::Results(rows, _) => Reach::Tokens(4 * rows.stride as u64),
-            Self::Floats(n) => Reach::floats(n),
+            Self::Rows(rows, _) | Self::Results(rows, _) => AccessRange::Tokens(4 * rows.stride as u64),
+            Self::Floats(n) => AccessRange::floats(n),
             // A run has a token.
-            Self::Counters(n) => Reach::Tokens(4 * n as u64),
-            Self::States(states, _) => Reach::Fixed(4 * (states.n_slots as u64).saturating_mul(states.stride as u64)),
-            Self::Segments => Reach::Segments,
+            Self::Counters(n) => AccessRange::Tokens(4 * n as u64),
+            Self::States(states, _) => {
+                AccessRange::Fixed(4 * (states.n_slots as u64).saturating_mul(states.stride as u64))
+            }
+            Self::Segments => AccessRange::Segments,
         }
     }
 
     /// Whether the elements lie in their rows, or slots.
     fn fits(self) -> bool {
         match self {
-            Self::Rows(RowsAt { stride, at }, n)
-            | Self::Results(RowsAt { stride, at }, n)
-            | Self::States(StatesAt { n_slots: _, stride, at }, n) => fits(at, n, stride),
+            Self::Rows(StridedRows { stride, at }, n)
+            | Self::Results(StridedRows { stride, at }, n)
+            | Self::States(StridedStates { n_slots: _, stride, at }, n) => fits(at, n, stride),
             Self::Floats(_) | Self::Segments | Self::Counters(_) => true,
         }
     }
@@ -77,18 +79,18 @@ impl Access {
     fn declaration(self, name: &str, binding: usize) -> String {
         let var = |access: &str, ty: &str| format!("@group(0) @binding({binding}) var<storage, {access}> {ty};\n");
         match self {
-            Self::Rows(RowsAt { stride, at }, _) => {
+            Self::Rows(StridedRows { stride, at }, _) => {
                 let find = format!("{{ return {name}_rows[token * {stride}u + {at}u + i]; }}");
                 var("read", &format!("{name}_rows: array<f32>"))
                     + &format!("fn {name}(token: u32, i: u32) -> f32 {find}\n")
             }
-            Self::Results(RowsAt { stride, at }, _) => {
+            Self::Results(StridedRows { stride, at }, _) => {
                 let set = format!("{{ {name}_rows[token * {stride}u + {at}u + i] = v; }}");
                 var("read_write", &format!("{name}_rows: array<f32>"))
                     + &format!("fn set_{name}(token: u32, i: u32, v: f32) {set}\n")
             }
             Self::Floats(_) => var("read", &format!("{name}: array<f32>")),
-            Self::States(StatesAt { n_slots: _, stride, at }, _) => {
+            Self::States(StridedStates { n_slots: _, stride, at }, _) => {
                 var("read_write", &format!("{name}: array<f32>"))
                     + &format!("fn {name}_place(slot: u32) -> u32 {{ return slot * {stride}u + {at}u; }}\n")
             }
@@ -103,24 +105,24 @@ fn fits(at: usize, n: usize, stride: usize) -> bool {
 }
 
 /// The buffers of a kernel by the names they have in its shader, in the order of their bindings.
-pub(super) type Bindings = Vec<(&'static str, Access)>;
+pub(super) type Bindings = Vec<(&'static str, RecurrentBinding)>;
 
 /// The kernel of `file` with these bindings and `constants`.
-pub(super) fn key(file: &'static str, bindings: &Bindings, constants: Vec<(&'static str, Constant)>) -> PsoKey {
+pub(super) fn key(file: &'static str, bindings: &Bindings, constants: Vec<(&'static str, Constant)>) -> PipelineKey {
     let each = bindings.iter().enumerate();
     let declarations: String = each.map(|(i, (name, access))| access.declaration(name, i)).collect();
     let name = file.strip_prefix("recurrent/").unwrap_or(file).to_owned();
     let declarations = ("declarations", declarations.into());
-    PsoKey { name, file, constants: constants.into_iter().chain([declarations]).collect() }
+    PipelineKey { name, file, constants: constants.into_iter().chain([declarations]).collect() }
 }
 
 /// The kernel of `key` with `buffers`, in the order of `bindings`. Refuses elements beyond their rows.
 pub(super) fn dispatch(
     gpu: &WgpuDevice,
-    key: &PsoKey,
+    key: &PipelineKey,
     bindings: &Bindings,
     buffers: &[&dyn Bind],
-    grid: [Extent; 3],
+    grid: [GridExtent; 3],
 ) -> Result<Dispatch, WgpuError> {
     assert_eq!(bindings.len(), buffers.len(), "a buffer for each binding of {}", key.name);
     if let Some((name, access)) = bindings.iter().find(|(_, access)| !access.fits()) {
@@ -128,6 +130,6 @@ pub(super) fn dispatch(
         return Err(WgpuError::Mismatch { what: format!("the buffers of {}", key.name), why });
     }
     let reaches = bindings.iter().map(|(_, access)| access.reach());
-    let buffers: Vec<(&dyn Bind, Reach)> = buffers.iter().copied().zip(reaches).collect();
+    let buffers: Vec<(&dyn Bind, AccessRange)> = buffers.iter().copied().zip(reaches).collect();
     Dispatch::new(gpu, key, &buffers, grid)
 }

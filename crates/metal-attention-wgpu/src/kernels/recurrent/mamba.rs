@@ -1,12 +1,12 @@
 //! The selective scan of Mamba (arXiv 2312.00752), with the gates around it.
 
-use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
-use super::heads::Head;
+use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::heads::HeadShape;
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// What [`mamba`] computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,19 +16,19 @@ pub struct MambaShape {
     /// Elements of a channel's state.
     pub d_state: usize,
     /// `[channels]`: the results of the convolution.
-    pub x: RowsAt,
+    pub x: StridedRows,
     /// `[channels]`: before its bias and softplus.
-    pub dt: RowsAt,
+    pub dt: StridedRows,
     /// `[d_state]`
-    pub b: RowsAt,
+    pub b: StridedRows,
     /// `[d_state]`
-    pub c: RowsAt,
+    pub c: StridedRows,
     /// What goes through SiLU and multiplies the results, `[channels]`.
-    pub gate: Option<RowsAt>,
+    pub gate: Option<StridedRows>,
     /// `[channels]`
-    pub out: RowsAt,
+    pub out: StridedRows,
     /// `[d_state, channels]`
-    pub states: StatesAt,
+    pub states: StridedStates,
 }
 
 /// The buffers of [`mamba`].
@@ -60,28 +60,28 @@ pub struct MambaBuffers<'a> {
 
 impl MambaShape {
     /// Channels are columns of one head.
-    fn head(&self) -> Head {
-        Head { key_dim: self.d_state, value_dim: self.channels, n_vectors: 2, n_values: 2, n_sums: 1 }
+    fn head(&self) -> HeadShape {
+        HeadShape { key_dim: self.d_state, value_dim: self.channels, n_vectors: 2, n_values: 2, n_sums: 1 }
     }
 
     fn bindings(&self) -> Bindings {
         let mut bindings = vec![
-            ("segments", Access::Segments),
-            ("x", Access::Rows(self.x, self.channels)),
-            ("dt", Access::Rows(self.dt, self.channels)),
-            ("b", Access::Rows(self.b, self.d_state)),
-            ("c", Access::Rows(self.c, self.d_state)),
-            ("dt_bias", Access::Floats(self.channels)),
-            ("a", Access::Floats(self.d_state * self.channels)),
-            ("d", Access::Floats(self.channels)),
-            ("state", Access::States(self.states, self.d_state * self.channels)),
-            ("out", Access::Results(self.out, self.channels)),
+            ("segments", RecurrentBinding::Segments),
+            ("x", RecurrentBinding::Rows(self.x, self.channels)),
+            ("dt", RecurrentBinding::Rows(self.dt, self.channels)),
+            ("b", RecurrentBinding::Rows(self.b, self.d_state)),
+            ("c", RecurrentBinding::Rows(self.c, self.d_state)),
+            ("dt_bias", RecurrentBinding::Floats(self.channels)),
+            ("a", RecurrentBinding::Floats(self.d_state * self.channels)),
+            ("d", RecurrentBinding::Floats(self.channels)),
+            ("state", RecurrentBinding::States(self.states, self.d_state * self.channels)),
+            ("out", RecurrentBinding::Results(self.out, self.channels)),
         ];
-        bindings.extend(self.gate.map(|gate| ("gate", Access::Rows(gate, self.channels))));
+        bindings.extend(self.gate.map(|gate| ("gate", RecurrentBinding::Rows(gate, self.channels))));
         bindings
     }
 
-    fn key(&self) -> PsoKey {
+    fn key(&self) -> PipelineKey {
         let mut constants = self.head().constants(self.head().scan());
         constants.extend([
             ("gates", false.into()),
@@ -95,14 +95,19 @@ impl MambaShape {
 
 /// For each channel of all tokens of the batch's first `runs` runs, with `dt` after its bias and softplus:
 /// `h[s] = exp(dt A[s]) h[s] + dt B[s] x; out = (sum over s of C[s] h[s] + D x) SiLU(gate)`.
-pub fn mamba(gpu: &WgpuDevice, of: &MambaShape, b: &MambaBuffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
-    if of.channels == 0 || of.d_state == 0 || of.gate.is_some() != b.gate.is_some() {
-        return Err(WgpuError::Mismatch { what: "a Mamba layer".into(), why: format!("{of:?}") });
+pub fn mamba(
+    gpu: &WgpuDevice,
+    shape: &MambaShape,
+    b: &MambaBuffers<'_>,
+    runs: GridExtent,
+) -> Result<Dispatch, WgpuError> {
+    if shape.channels == 0 || shape.d_state == 0 || shape.gate.is_some() != b.gate.is_some() {
+        return Err(WgpuError::Mismatch { what: "a Mamba layer".into(), why: format!("{shape:?}") });
     }
     let mut buffers = vec![b.segments, b.x, b.dt, b.b, b.c, b.dt_bias, b.a, b.d, b.states, b.out];
     buffers.extend(b.gate);
-    let columns = Extent::Fixed(of.channels.div_ceil(of.head().scan().columns) as u32);
-    bindings::dispatch(gpu, &of.key(), &of.bindings(), &buffers, [columns, runs, Extent::Fixed(1)])
+    let columns = GridExtent::Fixed(shape.channels.div_ceil(shape.head().scan().columns) as u32);
+    bindings::dispatch(gpu, &shape.key(), &shape.bindings(), &buffers, [columns, runs, GridExtent::Fixed(1)])
 }
 
 /// What the twin takes of one token.
@@ -136,19 +141,19 @@ pub fn mamba_twin(token: &MambaToken<'_>, dt_bias: &[f64], a: &[f64], d: &[f64],
     (0..channels).map(of_channel).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (channels, d_state) = (1536, 16);
-    let row = RowsAt::whole(channels);
-    let of = MambaShape {
+    let row = StridedRows::whole(channels);
+    let shape = MambaShape {
         channels,
         d_state,
         x: row,
         dt: row,
-        b: RowsAt { stride: 80, at: 48 },
-        c: RowsAt { stride: 80, at: 64 },
-        gate: Some(RowsAt { stride: 2 * channels, at: channels }),
+        b: StridedRows { stride: 80, at: 48 },
+        c: StridedRows { stride: 80, at: 64 },
+        gate: Some(StridedRows { stride: 2 * channels, at: channels }),
         out: row,
-        states: StatesAt { n_slots: 4, stride: (d_state + 3) * channels, at: 3 * channels },
+        states: StridedStates { n_slots: 4, stride: (d_state + 3) * channels, at: 3 * channels },
     };
-    vec![of.key()]
+    vec![shape.key()]
 }

@@ -1,12 +1,12 @@
 //! The state space of Mamba-2 (arXiv 2405.21060), with the gates around it.
 
-use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
-use super::heads::{Head, Tile};
+use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::heads::{HeadShape, HeadTile};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// What [`mamba2`] computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,17 +20,17 @@ pub struct Mamba2Shape {
     /// Elements of a head's input.
     pub head_dim: usize,
     /// `[n_head, head_dim]` inputs, and behind them `[n_group, d_state]` B, as many C.
-    pub x: RowsAt,
+    pub x: StridedRows,
     /// Where B and C lie instead, of which no convolution is taken.
-    pub bc: Option<RowsAt>,
+    pub bc: Option<StridedRows>,
     /// `[n_head]`: before its bias and softplus.
-    pub dt: RowsAt,
+    pub dt: StridedRows,
     /// What goes through SiLU and multiplies the results, `[n_head, head_dim]`.
-    pub gate: Option<RowsAt>,
+    pub gate: Option<StridedRows>,
     /// `[n_head, head_dim]`
-    pub out: RowsAt,
+    pub out: StridedRows,
     /// `[n_head, d_state, head_dim]`
-    pub states: StatesAt,
+    pub states: StridedStates,
 }
 
 /// The convolution that [`mamba2_step`] computes, too.
@@ -91,8 +91,8 @@ impl Mamba2Shape {
         self.n_head * self.d_state * self.head_dim
     }
 
-    fn head(&self) -> Head {
-        Head { key_dim: self.d_state, value_dim: self.head_dim, n_vectors: 2, n_values: 1, n_sums: 2 }
+    fn head(&self) -> HeadShape {
+        HeadShape { key_dim: self.d_state, value_dim: self.head_dim, n_vectors: 2, n_values: 1, n_sums: 2 }
     }
 
     fn share(&self) -> usize {
@@ -102,30 +102,30 @@ impl Mamba2Shape {
     fn bindings(&self, step: Option<&Mamba2Step>) -> Bindings {
         let n = self.n_head * self.head_dim;
         let mut bindings = vec![
-            ("segments", Access::Segments),
-            ("x", Access::Rows(self.x, if self.bc.is_some() { n } else { self.channels() })),
-            ("dt", Access::Rows(self.dt, self.n_head)),
-            ("dt_bias", Access::Floats(self.n_head)),
-            ("a", Access::Floats(self.n_head)),
-            ("d", Access::Floats(self.n_head)),
-            ("state", Access::States(self.states, self.state_elements())),
-            ("out", Access::Results(self.out, n)),
+            ("segments", RecurrentBinding::Segments),
+            ("x", RecurrentBinding::Rows(self.x, if self.bc.is_some() { n } else { self.channels() })),
+            ("dt", RecurrentBinding::Rows(self.dt, self.n_head)),
+            ("dt_bias", RecurrentBinding::Floats(self.n_head)),
+            ("a", RecurrentBinding::Floats(self.n_head)),
+            ("d", RecurrentBinding::Floats(self.n_head)),
+            ("state", RecurrentBinding::States(self.states, self.state_elements())),
+            ("out", RecurrentBinding::Results(self.out, n)),
         ];
-        bindings.extend(self.gate.map(|gate| ("gate", Access::Rows(gate, n))));
-        bindings.extend(self.bc.map(|bc| ("bc", Access::Rows(bc, 2 * self.n_group * self.d_state))));
+        bindings.extend(self.gate.map(|gate| ("gate", RecurrentBinding::Rows(gate, n))));
+        bindings.extend(self.bc.map(|bc| ("bc", RecurrentBinding::Rows(bc, 2 * self.n_group * self.d_state))));
         if let Some(step) = step {
-            bindings.push(("taps", Access::Floats(step.width * self.channels())));
+            bindings.push(("taps", RecurrentBinding::Floats(step.width * self.channels())));
             if self.share() > 1 {
-                bindings.push(("tickets", Access::Counters(self.n_group)));
+                bindings.push(("tickets", RecurrentBinding::Counters(self.n_group)));
             }
             if step.bias {
-                bindings.push(("bias", Access::Floats(self.channels())));
+                bindings.push(("bias", RecurrentBinding::Floats(self.channels())));
             }
         }
         bindings
     }
 
-    fn key(&self, step: Option<&Mamba2Step>, tile: Tile) -> PsoKey {
+    fn key(&self, step: Option<&Mamba2Step>, tile: HeadTile) -> PipelineKey {
         let mut constants = self.head().constants(tile);
         constants.extend([
             ("gates", true.into()),
@@ -172,43 +172,54 @@ impl<'a> Mamba2Buffers<'a> {
 
 /// For each head of all tokens of the batch's first `runs` runs, with `dt` after its bias and softplus:
 /// `S = exp(dt A) S + dt B^T x; out = (C S + D x) SiLU(gate)`.
-pub fn mamba2(gpu: &WgpuDevice, of: &Mamba2Shape, b: &Mamba2Buffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
-    of.check(b)?;
-    let tile = of.head().scan();
-    let columns = Extent::Fixed((of.n_head * of.head_dim.div_ceil(tile.columns)) as u32);
-    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &b.all(), [columns, runs, Extent::Fixed(1)])
+pub fn mamba2(
+    gpu: &WgpuDevice,
+    shape: &Mamba2Shape,
+    b: &Mamba2Buffers<'_>,
+    runs: GridExtent,
+) -> Result<Dispatch, WgpuError> {
+    shape.check(b)?;
+    let tile = shape.head().scan();
+    let columns = GridExtent::Fixed((shape.n_head * shape.head_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(
+        gpu,
+        &shape.key(None, tile),
+        &shape.bindings(None),
+        &b.all(),
+        [columns, runs, GridExtent::Fixed(1)],
+    )
 }
 
 /// The convolution of `x` with SiLU and the [`mamba2`] of what comes of it at once, for runs of few tokens. `None` where a head is
 /// too large for a workgroup.
 pub fn mamba2_step(
     gpu: &WgpuDevice,
-    of: &Mamba2Shape,
+    shape: &Mamba2Shape,
     step: &Mamba2Step,
     b: &Mamba2Buffers<'_>,
     with: &Mamba2StepBuffers<'_>,
-    runs: Extent,
+    runs: GridExtent,
 ) -> Result<Option<Dispatch>, WgpuError> {
-    of.check(b)?;
-    let kept = step.width.saturating_sub(1).saturating_mul(of.channels());
-    let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > of.states.stride);
-    if step.width == 0 || beyond || step.bias != with.bias.is_some() || of.bc.is_some() {
-        let why = format!("{step:?} for slots of {} elements", of.states.stride);
+    shape.check(b)?;
+    let kept = step.width.saturating_sub(1).saturating_mul(shape.channels());
+    let beyond = step.convolution_at.checked_add(kept).is_none_or(|end| end > shape.states.stride);
+    if step.width == 0 || beyond || step.bias != with.bias.is_some() || shape.bc.is_some() {
+        let why = format!("{step:?} for slots of {} elements", shape.states.stride);
         return Err(WgpuError::Mismatch { what: "a step of a Mamba-2 layer".into(), why });
     }
-    let own = (step.width - 1) * (2 * of.d_state + of.head_dim);
-    let Some(tile) = of.head().whole_on(gpu, own, 1) else { return Ok(None) };
+    let own = (step.width - 1) * (2 * shape.d_state + shape.head_dim);
+    let Some(tile) = shape.head().whole_on(gpu, own, 1) else { return Ok(None) };
     let mut buffers = b.all();
     buffers.push(with.taps);
-    buffers.extend((of.share() > 1).then_some(with.tickets));
+    buffers.extend((shape.share() > 1).then_some(with.tickets));
     buffers.extend(with.bias);
-    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
-    bindings::dispatch(gpu, &of.key(Some(step), tile), &of.bindings(Some(step)), &buffers, grid).map(Some)
+    let grid = [GridExtent::Fixed(shape.n_head as u32), runs, GridExtent::Fixed(1)];
+    bindings::dispatch(gpu, &shape.key(Some(step), tile), &shape.bindings(Some(step)), &buffers, grid).map(Some)
 }
 
 /// The weights of heads that the twin takes, `[n_head]` each.
 #[derive(Debug, Clone, Copy)]
-pub struct Mamba2Weights<'a> {
+pub struct Mamba2HeadWeights<'a> {
     /// As [`Mamba2Buffers::dt_bias`].
     pub dt_bias: &'a [f64],
     /// As [`Mamba2Buffers::a`].
@@ -219,19 +230,25 @@ pub struct Mamba2Weights<'a> {
 
 /// The scalar twin of one token, of the convolution's results `x`: those of all heads, `[n_head, head_dim]`, without a gate; `state`
 /// becomes that after it.
-pub fn mamba2_twin(of: &Mamba2Shape, w: &Mamba2Weights<'_>, x: &[f64], dt: &[f64], state: &mut [f64]) -> Vec<f64> {
-    let (x, bc) = x.split_at(of.n_head * of.head_dim);
-    let (b, c) = bc.split_at(of.n_group * of.d_state);
+pub fn mamba2_twin(
+    shape: &Mamba2Shape,
+    w: &Mamba2HeadWeights<'_>,
+    x: &[f64],
+    dt: &[f64],
+    state: &mut [f64],
+) -> Vec<f64> {
+    let (x, bc) = x.split_at(shape.n_head * shape.head_dim);
+    let (b, c) = bc.split_at(shape.n_group * shape.d_state);
     let mut out = Vec::new();
-    for h in 0..of.n_head {
+    for h in 0..shape.n_head {
         let dt = dt[h] + w.dt_bias[h];
         let dt = dt.max(0.0) + (-dt.abs()).exp().ln_1p();
-        let group = h / of.share() * of.d_state;
-        for i in 0..of.head_dim {
-            let x = x[h * of.head_dim + i];
+        let group = h / shape.share() * shape.d_state;
+        for i in 0..shape.head_dim {
+            let x = x[h * shape.head_dim + i];
             let mut sum = w.d[h] * x;
-            for s in 0..of.d_state {
-                let at = &mut state[(h * of.d_state + s) * of.head_dim + i];
+            for s in 0..shape.d_state {
+                let at = &mut state[(h * shape.d_state + s) * shape.head_dim + i];
                 *at = (dt * w.a[h]).exp() * *at + dt * b[group + s] * x;
                 sum += c[group + s] * *at;
             }
@@ -241,25 +258,25 @@ pub fn mamba2_twin(of: &Mamba2Shape, w: &Mamba2Weights<'_>, x: &[f64], dt: &[f64
     out
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (n_head, n_group, d_state, head_dim) = (24, 1, 128, 64);
     let inner = n_head * head_dim;
     let channels = inner + 2 * n_group * d_state;
-    let of = Mamba2Shape {
+    let shape = Mamba2Shape {
         n_head,
         n_group,
         d_state,
         head_dim,
-        x: RowsAt { stride: inner + channels + n_head, at: inner },
+        x: StridedRows { stride: inner + channels + n_head, at: inner },
         bc: None,
-        dt: RowsAt { stride: inner + channels + n_head, at: inner + channels },
-        gate: Some(RowsAt { stride: inner + channels + n_head, at: 0 }),
-        out: RowsAt::whole(inner),
-        states: StatesAt { n_slots: 4, stride: n_head * d_state * head_dim + 3 * channels, at: 0 },
+        dt: StridedRows { stride: inner + channels + n_head, at: inner + channels },
+        gate: Some(StridedRows { stride: inner + channels + n_head, at: 0 }),
+        out: StridedRows::whole(inner),
+        states: StridedStates { n_slots: 4, stride: n_head * d_state * head_dim + 3 * channels, at: 0 },
     };
-    let step = Mamba2Step { width: 4, bias: true, convolution_at: of.state_elements() };
-    let whole = of.head().whole_anywhere((step.width - 1) * (2 * d_state + head_dim), 1);
-    let mut keys = vec![of.key(None, of.head().scan())];
-    keys.extend(whole.map(|tile| of.key(Some(&step), tile)));
+    let step = Mamba2Step { width: 4, bias: true, convolution_at: shape.state_elements() };
+    let whole = shape.head().whole_anywhere((step.width - 1) * (2 * d_state + head_dim), 1);
+    let mut keys = vec![shape.key(None, shape.head().scan())];
+    keys.extend(whole.map(|tile| shape.key(Some(&step), tile)));
     keys
 }

@@ -5,7 +5,7 @@
 //! of a run in order, its state in registers; `segments.wgsl` says which states it reads and writes ([`segment_words`]).
 //!
 //! States are F32, `[n_slots, elements]`: slot 0 is the empty text's, zeros that nobody writes. What a kernel keeps of a
-//! layer begins at an element of every slot ([`StatesAt`]).
+//! layer begins at an element of every slot ([`StridedStates`]).
 
 mod bindings;
 mod convolution;
@@ -20,17 +20,17 @@ mod rwkv7;
 mod segments;
 mod token_shift;
 
-pub use bindings::{RowsAt, StatesAt};
+pub use bindings::{StridedRows, StridedStates};
 pub use convolution::{ConvolutionBuffers, ConvolutionShape, convolution, convolution_twin};
 pub use delta_rule::{
-    Decay, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken, KeyHeads, OutputGate,
-    delta_rule, delta_rule_step, delta_rule_twin,
+    DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken,
+    GateActivation, KeyHeads, delta_rule, delta_rule_step, delta_rule_twin,
 };
 pub use group_norm::{GroupNormBuffers, GroupNormShape, group_norm, group_norm_twin};
-pub use low_rank::{LowRankShape, MAX_LOW_RANK_PARTS, Squash, low_rank, low_rank_twin};
+pub use low_rank::{LowRankActivation, LowRankShape, MAX_LOW_RANK_PARTS, low_rank, low_rank_twin};
 pub use mamba::{MambaBuffers, MambaShape, MambaToken, mamba, mamba_twin};
 pub use mamba2::{
-    Mamba2Buffers, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, Mamba2Weights, mamba2, mamba2_step, mamba2_twin,
+    Mamba2Buffers, Mamba2HeadWeights, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, mamba2, mamba2_step, mamba2_twin,
 };
 pub use rwkv6::{
     Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape, Rwkv6Token, rwkv6, rwkv6_mix, rwkv6_twin,
@@ -39,10 +39,10 @@ pub use rwkv7::{Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token,
 pub use segments::segment_words;
 pub use token_shift::{TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
 
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// Every kernel once, with the sizes of a small model.
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     [
         convolution::catalogue(),
         delta_rule::catalogue(),

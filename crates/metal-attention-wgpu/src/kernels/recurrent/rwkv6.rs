@@ -1,12 +1,12 @@
 //! The recurrence of RWKV-6 (Finch, arXiv 2404.05892), alone and with what stands around it.
 
-use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
-use super::heads::{Head, MOST_BLOCK, Tile};
+use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::heads::{HeadShape, HeadTile, MOST_BLOCK};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// What [`rwkv6`] computes. For [`rwkv6_mix`] `decay` is what the layer's matrices give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,17 +18,17 @@ pub struct Rwkv6Shape {
     /// Elements of a value.
     pub value_dim: usize,
     /// Receptances, `[n_head, key_dim]`.
-    pub r: RowsAt,
+    pub r: StridedRows,
     /// `[n_head, key_dim]`
-    pub k: RowsAt,
+    pub k: StridedRows,
     /// `[n_head, value_dim]`
-    pub v: RowsAt,
+    pub v: StridedRows,
     /// What is left of each channel, `[n_head, key_dim]`, in 0..=1.
-    pub decay: RowsAt,
+    pub decay: StridedRows,
     /// `[n_head, value_dim]`
-    pub out: RowsAt,
+    pub out: StridedRows,
     /// `[n_head, key_dim, value_dim]`
-    pub states: StatesAt,
+    pub states: StridedStates,
 }
 
 /// What else [`rwkv6_mix`] computes.
@@ -37,7 +37,7 @@ pub struct Rwkv6Mix {
     /// What is computed of the recurrence's results.
     pub output: Rwkv6Output,
     /// What multiplies the results after SiLU or, in linear attention, a sigmoid, `[n_head, value_dim]`.
-    pub gate: RowsAt,
+    pub gate: StridedRows,
 }
 
 /// The form of RWKV-6's recurrence, and what follows it.
@@ -84,37 +84,37 @@ pub struct Rwkv6MixBuffers<'a> {
 }
 
 impl Rwkv6Shape {
-    fn head(&self) -> Head {
-        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 3, n_values: 1, n_sums: 2 }
+    fn head(&self) -> HeadShape {
+        HeadShape { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 3, n_values: 1, n_sums: 2 }
     }
 
     fn bindings(&self, mix: Option<&Rwkv6Mix>) -> Bindings {
         let (keys, values) = (self.n_head * self.key_dim, self.n_head * self.value_dim);
         let share = linear_share(mix).unwrap_or(1);
         let mut bindings = vec![
-            ("segments", Access::Segments),
-            ("r", Access::Rows(self.r, keys)),
-            ("k", Access::Rows(self.k, keys / share)),
-            ("v", Access::Rows(self.v, values / share)),
-            ("w", Access::Rows(self.decay, keys)),
-            ("state", Access::States(self.states, keys * self.value_dim)),
-            ("out", Access::Results(self.out, values)),
+            ("segments", RecurrentBinding::Segments),
+            ("r", RecurrentBinding::Rows(self.r, keys)),
+            ("k", RecurrentBinding::Rows(self.k, keys / share)),
+            ("v", RecurrentBinding::Rows(self.v, values / share)),
+            ("w", RecurrentBinding::Rows(self.decay, keys)),
+            ("state", RecurrentBinding::States(self.states, keys * self.value_dim)),
+            ("out", RecurrentBinding::Results(self.out, values)),
         ];
         if linear_share(mix).is_none() {
-            bindings.push(("bonus", Access::Floats(keys)));
+            bindings.push(("bonus", RecurrentBinding::Floats(keys)));
         }
         if let Some(mix) = mix {
-            bindings.push(("w_bias", Access::Floats(keys)));
-            bindings.push(("gate", Access::Rows(mix.gate, values)));
+            bindings.push(("w_bias", RecurrentBinding::Floats(keys)));
+            bindings.push(("gate", RecurrentBinding::Rows(mix.gate, values)));
             if linear_share(Some(mix)).is_none() {
-                bindings.push(("norm_weight", Access::Floats(values)));
-                bindings.push(("norm_bias", Access::Floats(values)));
+                bindings.push(("norm_weight", RecurrentBinding::Floats(values)));
+                bindings.push(("norm_bias", RecurrentBinding::Floats(values)));
             }
         }
         bindings
     }
 
-    fn key(&self, mix: Option<&Rwkv6Mix>, tile: Tile) -> PsoKey {
+    fn key(&self, mix: Option<&Rwkv6Mix>, tile: HeadTile) -> PipelineKey {
         let mut constants = self.head().constants(tile);
         constants.extend([
             ("gates", false.into()),
@@ -162,14 +162,25 @@ impl<'a> Rwkv6Buffers<'a> {
 }
 
 /// For each head of all tokens of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
-pub fn rwkv6(gpu: &WgpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
-    of.check()?;
+pub fn rwkv6(
+    gpu: &WgpuDevice,
+    shape: &Rwkv6Shape,
+    b: &Rwkv6Buffers<'_>,
+    runs: GridExtent,
+) -> Result<Dispatch, WgpuError> {
+    shape.check()?;
     if b.bonus.is_none() {
         return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: "it has no bonus".into() });
     }
-    let tile = of.head().scan();
-    let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
-    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &b.all(), [columns, runs, Extent::Fixed(1)])
+    let tile = shape.head().scan();
+    let columns = GridExtent::Fixed((shape.n_head * shape.value_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(
+        gpu,
+        &shape.key(None, tile),
+        &shape.bindings(None),
+        &b.all(),
+        [columns, runs, GridExtent::Fixed(1)],
+    )
 }
 
 /// All between a layer's matrix products at once, for runs of any length: [`rwkv6`] with `exp(-exp(decay + decay_bias))` for
@@ -177,24 +188,24 @@ pub fn rwkv6(gpu: &WgpuDevice, of: &Rwkv6Shape, b: &Rwkv6Buffers<'_>, runs: Exte
 /// is too large for a workgroup.
 pub fn rwkv6_mix(
     gpu: &WgpuDevice,
-    of: &Rwkv6Shape,
+    shape: &Rwkv6Shape,
     mix: &Rwkv6Mix,
     b: &Rwkv6Buffers<'_>,
     with: &Rwkv6MixBuffers<'_>,
-    runs: Extent,
+    runs: GridExtent,
 ) -> Result<Option<Dispatch>, WgpuError> {
-    of.check()?;
+    shape.check()?;
     let linear = linear_share(Some(mix));
-    let shared = linear.is_none_or(|share| of.n_head.is_multiple_of(share));
+    let shared = linear.is_none_or(|share| shape.n_head.is_multiple_of(share));
     if !shared || b.bonus.is_some() == linear.is_some() || with.norm.is_some() == linear.is_some() {
-        return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{of:?}, {mix:?}") });
+        return Err(WgpuError::Mismatch { what: "an RWKV-6 layer".into(), why: format!("{shape:?}, {mix:?}") });
     }
-    let Some(tile) = of.head().whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
+    let Some(tile) = shape.head().whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
     let mut buffers = b.all();
     buffers.extend([with.decay_bias, with.gate]);
     buffers.extend(with.norm.into_iter().flatten());
-    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
-    bindings::dispatch(gpu, &of.key(Some(mix), tile), &of.bindings(Some(mix)), &buffers, grid).map(Some)
+    let grid = [GridExtent::Fixed(shape.n_head as u32), runs, GridExtent::Fixed(1)];
+    bindings::dispatch(gpu, &shape.key(Some(mix), tile), &shape.bindings(Some(mix)), &buffers, grid).map(Some)
 }
 
 /// What the twin takes of one token and head.
@@ -223,10 +234,10 @@ pub fn rwkv6_twin(token: &Rwkv6Token<'_>, bonus: &[f64], state: &mut [f64]) -> V
     (0..n).map(column).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (n_head, dim) = (32, 64);
-    let row = RowsAt::whole(n_head * dim);
-    let of = Rwkv6Shape {
+    let row = StridedRows::whole(n_head * dim);
+    let shape = Rwkv6Shape {
         n_head,
         key_dim: dim,
         value_dim: dim,
@@ -235,10 +246,10 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         v: row,
         decay: row,
         out: row,
-        states: StatesAt { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
+        states: StridedStates { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
     };
-    let mut keys = vec![of.key(None, of.head().scan())];
+    let mut keys = vec![shape.key(None, shape.head().scan())];
     let mix = Rwkv6Mix { output: Rwkv6Output::Normed { eps: 64e-5 }, gate: row };
-    keys.extend(of.head().whole_anywhere(0, MOST_BLOCK).map(|tile| of.key(Some(&mix), tile)));
+    keys.extend(shape.head().whole_anywhere(0, MOST_BLOCK).map(|tile| shape.key(Some(&mix), tile)));
     keys
 }

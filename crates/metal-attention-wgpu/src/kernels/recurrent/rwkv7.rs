@@ -1,12 +1,12 @@
 //! The recurrence of RWKV-7 (Goose, arXiv 2503.14456), alone and with what stands around it.
 
-use super::bindings::{self, Access, Bindings, RowsAt, StatesAt};
-use super::heads::{Head, MOST_BLOCK, Tile};
+use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::heads::{HeadShape, HeadTile, MOST_BLOCK};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
-use crate::dispatch::{Dispatch, Extent};
+use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
-use crate::pso::PsoKey;
+use crate::pipelines::PipelineKey;
 
 /// What [`rwkv7`] computes. For [`rwkv7_mix`] `decay`, `k`, `v` and `a` are what the layer's matrices give, and `b` is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,21 +18,21 @@ pub struct Rwkv7Shape {
     /// Elements of a value.
     pub value_dim: usize,
     /// Receptances, `[n_head, key_dim]`.
-    pub r: RowsAt,
+    pub r: StridedRows,
     /// What is left of each channel, `[n_head, key_dim]`, in 0..=1.
-    pub decay: RowsAt,
+    pub decay: StridedRows,
     /// `[n_head, key_dim]`
-    pub k: RowsAt,
+    pub k: StridedRows,
     /// `[n_head, value_dim]`
-    pub v: RowsAt,
+    pub v: StridedRows,
     /// `[n_head, key_dim]`: less the normalised key that is taken away.
-    pub a: RowsAt,
+    pub a: StridedRows,
     /// `[n_head, key_dim]`: the normalised key times the learning rates.
-    pub b: RowsAt,
+    pub b: StridedRows,
     /// `[n_head, value_dim]`
-    pub out: RowsAt,
+    pub out: StridedRows,
     /// `[n_head, key_dim, value_dim]`
-    pub states: StatesAt,
+    pub states: StridedStates,
 }
 
 /// What else [`rwkv7_mix`] computes.
@@ -41,9 +41,9 @@ pub struct Rwkv7Mix {
     /// Of the norm of each head's result, where there is one.
     pub norm_eps: Option<f32>,
     /// The first layer's values and how much of them the layer takes, before its bias and sigmoid, `[n_head, value_dim]` each.
-    pub residual: Option<[RowsAt; 2]>,
+    pub residual: Option<[StridedRows; 2]>,
     /// What multiplies the results, `[n_head, value_dim]`.
-    pub gate: Option<RowsAt>,
+    pub gate: Option<StridedRows>,
 }
 
 /// The buffers of [`rwkv7`], each with the rows that the shape says.
@@ -76,38 +76,38 @@ pub struct Rwkv7MixBuffers<'a> {
 }
 
 impl Rwkv7Shape {
-    fn head(&self, mixed: bool) -> Head {
+    fn head(&self, mixed: bool) -> HeadShape {
         let n_sums = if mixed { 6 } else { 4 };
-        Head { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 5, n_values: 1, n_sums }
+        HeadShape { key_dim: self.key_dim, value_dim: self.value_dim, n_vectors: 5, n_values: 1, n_sums }
     }
 
     fn bindings(&self, mix: Option<&Rwkv7Mix>) -> Bindings {
         let (keys, values) = (self.n_head * self.key_dim, self.n_head * self.value_dim);
         let mut bindings = vec![
-            ("segments", Access::Segments),
-            ("r", Access::Rows(self.r, keys)),
-            ("w", Access::Rows(self.decay, keys)),
-            ("k", Access::Rows(self.k, keys)),
-            ("v", Access::Rows(self.v, values)),
-            ("a", Access::Rows(self.a, keys)),
-            ("state", Access::States(self.states, keys * self.value_dim)),
-            ("out", Access::Results(self.out, values)),
+            ("segments", RecurrentBinding::Segments),
+            ("r", RecurrentBinding::Rows(self.r, keys)),
+            ("w", RecurrentBinding::Rows(self.decay, keys)),
+            ("k", RecurrentBinding::Rows(self.k, keys)),
+            ("v", RecurrentBinding::Rows(self.v, values)),
+            ("a", RecurrentBinding::Rows(self.a, keys)),
+            ("state", RecurrentBinding::States(self.states, keys * self.value_dim)),
+            ("out", RecurrentBinding::Results(self.out, values)),
         ];
         match mix {
-            None => bindings.push(("b", Access::Rows(self.b, keys))),
+            None => bindings.push(("b", RecurrentBinding::Rows(self.b, keys))),
             Some(mix) => {
-                bindings.push(("weights", Access::Floats(8 * keys)));
+                bindings.push(("weights", RecurrentBinding::Floats(8 * keys)));
                 if let Some([first, much]) = mix.residual {
-                    bindings.push(("first_v", Access::Rows(first, values)));
-                    bindings.push(("v_mix", Access::Rows(much, values)));
+                    bindings.push(("first_v", RecurrentBinding::Rows(first, values)));
+                    bindings.push(("v_mix", RecurrentBinding::Rows(much, values)));
                 }
-                bindings.extend(mix.gate.map(|gate| ("gate", Access::Rows(gate, values))));
+                bindings.extend(mix.gate.map(|gate| ("gate", RecurrentBinding::Rows(gate, values))));
             }
         }
         bindings
     }
 
-    fn key(&self, mix: Option<&Rwkv7Mix>, tile: Tile) -> PsoKey {
+    fn key(&self, mix: Option<&Rwkv7Mix>, tile: HeadTile) -> PipelineKey {
         let mut constants = self.head(mix.is_some()).constants(tile);
         constants.extend([
             ("gates", false.into()),
@@ -133,12 +133,23 @@ impl Rwkv7Shape {
 }
 
 /// For each head of all tokens of the batch's first `runs` runs: `S = diag(decay) S + b^T (a S) + k^T v; out = r S`.
-pub fn rwkv7(gpu: &WgpuDevice, of: &Rwkv7Shape, b: &Rwkv7Buffers<'_>, runs: Extent) -> Result<Dispatch, WgpuError> {
-    of.check()?;
-    let tile = of.head(false).scan();
+pub fn rwkv7(
+    gpu: &WgpuDevice,
+    shape: &Rwkv7Shape,
+    b: &Rwkv7Buffers<'_>,
+    runs: GridExtent,
+) -> Result<Dispatch, WgpuError> {
+    shape.check()?;
+    let tile = shape.head(false).scan();
     let buffers = [b.segments, b.r, b.decay, b.k, b.v, b.a, b.states, b.out, b.b];
-    let columns = Extent::Fixed((of.n_head * of.value_dim.div_ceil(tile.columns)) as u32);
-    bindings::dispatch(gpu, &of.key(None, tile), &of.bindings(None), &buffers, [columns, runs, Extent::Fixed(1)])
+    let columns = GridExtent::Fixed((shape.n_head * shape.value_dim.div_ceil(tile.columns)) as u32);
+    bindings::dispatch(
+        gpu,
+        &shape.key(None, tile),
+        &shape.bindings(None),
+        &buffers,
+        [columns, runs, GridExtent::Fixed(1)],
+    )
 }
 
 /// All between a layer's matrix products at once, for runs of any length: [`rwkv7`] with `decay = exp(-0.606531 sigmoid(decay +
@@ -147,23 +158,23 @@ pub fn rwkv7(gpu: &WgpuDevice, of: &Rwkv7Shape, b: &Rwkv7Buffers<'_>, runs: Exte
 /// head is too large for a workgroup.
 pub fn rwkv7_mix(
     gpu: &WgpuDevice,
-    of: &Rwkv7Shape,
+    shape: &Rwkv7Shape,
     mix: &Rwkv7Mix,
     b: &Rwkv7Buffers<'_>,
     with: &Rwkv7MixBuffers<'_>,
-    runs: Extent,
+    runs: GridExtent,
 ) -> Result<Option<Dispatch>, WgpuError> {
-    of.check()?;
+    shape.check()?;
     let fits = mix.residual.is_some() == with.residual.is_some() && mix.gate.is_some() == with.gate.is_some();
-    if of.key_dim != of.value_dim || !fits {
-        return Err(WgpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{of:?}, {mix:?}") });
+    if shape.key_dim != shape.value_dim || !fits {
+        return Err(WgpuError::Mismatch { what: "an RWKV-7 layer".into(), why: format!("{shape:?}, {mix:?}") });
     }
-    let Some(tile) = of.head(true).whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
+    let Some(tile) = shape.head(true).whole_on(gpu, 0, MOST_BLOCK) else { return Ok(None) };
     let mut buffers = vec![b.segments, b.r, b.decay, b.k, b.v, b.a, b.states, b.out, with.weights];
     buffers.extend(with.residual.into_iter().flatten());
     buffers.extend(with.gate);
-    let grid = [Extent::Fixed(of.n_head as u32), runs, Extent::Fixed(1)];
-    bindings::dispatch(gpu, &of.key(Some(mix), tile), &of.bindings(Some(mix)), &buffers, grid).map(Some)
+    let grid = [GridExtent::Fixed(shape.n_head as u32), runs, GridExtent::Fixed(1)];
+    bindings::dispatch(gpu, &shape.key(Some(mix), tile), &shape.bindings(Some(mix)), &buffers, grid).map(Some)
 }
 
 /// What the twin takes of one token and head.
@@ -194,10 +205,10 @@ pub fn rwkv7_twin(token: &Rwkv7Token<'_>, state: &mut [f64]) -> Vec<f64> {
     (0..n).map(column).collect()
 }
 
-pub(crate) fn catalogue() -> Vec<PsoKey> {
+pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (n_head, dim) = (32, 64);
-    let row = RowsAt::whole(n_head * dim);
-    let of = Rwkv7Shape {
+    let row = StridedRows::whole(n_head * dim);
+    let shape = Rwkv7Shape {
         n_head,
         key_dim: dim,
         value_dim: dim,
@@ -208,10 +219,10 @@ pub(crate) fn catalogue() -> Vec<PsoKey> {
         a: row,
         b: row,
         out: row,
-        states: StatesAt { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
+        states: StridedStates { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
     };
     let mix = Rwkv7Mix { norm_eps: Some(64e-5), residual: Some([row; 2]), gate: Some(row) };
-    let mut keys = vec![of.key(None, of.head(false).scan())];
-    keys.extend(of.head(true).whole_anywhere(0, MOST_BLOCK).map(|tile| of.key(Some(&mix), tile)));
+    let mut keys = vec![shape.key(None, shape.head(false).scan())];
+    keys.extend(shape.head(true).whole_anywhere(0, MOST_BLOCK).map(|tile| shape.key(Some(&mix), tile)));
     keys
 }

@@ -14,7 +14,7 @@ use crate::shader::{Constant, wgsl};
 
 /// A kernel and its constants: on a given device, one pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PsoKey {
+pub struct PipelineKey {
     /// The kernel's name, e.g. `matvec_q4_0_accumulate`.
     pub name: String,
     /// Its file in `shaders/`, without the extension.
@@ -23,7 +23,7 @@ pub struct PsoKey {
     pub constants: Vec<(&'static str, Constant)>,
 }
 
-impl PsoKey {
+impl PipelineKey {
     /// The kernel of `file` with `constants`, named after the file.
     pub fn new<const N: usize>(file: &'static str, constants: [(&'static str, Constant); N]) -> Self {
         Self { name: file.to_owned(), file, constants: constants.into() }
@@ -36,23 +36,23 @@ impl PsoKey {
     }
 }
 
-type Slot = Arc<OnceLock<Result<wgpu::ComputePipeline, WgpuError>>>;
+type PipelineCell = Arc<OnceLock<Result<wgpu::ComputePipeline, WgpuError>>>;
 
 /// Pipelines by their key.
 #[derive(Debug)]
-pub struct PsoCache {
-    slots: Mutex<HashMap<PsoKey, Slot>>,
-    asked: Mutex<Asked>,
+pub struct PipelineCache {
+    cells: Mutex<HashMap<PipelineKey, PipelineCell>>,
+    queue: Mutex<BuildQueue>,
     changed: Condvar,
     disk: Option<DiskCache>,
 }
 
 /// Pipelines that are to be built beside other work.
 #[derive(Debug, Default)]
-struct Asked {
-    keys: VecDeque<PsoKey>,
-    /// How many [`Builders`] there are.
-    open: usize,
+struct BuildQueue {
+    keys: VecDeque<PipelineKey>,
+    /// How many [`PipelineBuilders`] there are.
+    n_clients: usize,
     /// How many are being built.
     building: usize,
 }
@@ -60,16 +60,16 @@ struct Asked {
 /// Most threads that build pipelines.
 const MAX_BUILDERS: usize = 16;
 
-impl PsoCache {
+impl PipelineCache {
     /// No pipelines yet; what the driver keeps of them between runs is in `folder`.
     pub(crate) fn new(device: &wgpu::Device, adapter: &AdapterSummary, folder: Option<&Path>) -> Self {
         let disk = folder.and_then(|folder| DiskCache::open(device, &adapter.info, folder));
-        Self { slots: Mutex::default(), asked: Mutex::default(), changed: Condvar::new(), disk }
+        Self { cells: Mutex::default(), queue: Mutex::default(), changed: Condvar::new(), disk }
     }
 
     /// Number of pipelines.
     pub fn len(&self) -> usize {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Whether there is no pipeline yet.
@@ -79,39 +79,39 @@ impl PsoCache {
 
     /// The pipeline of `key`, built now when it is not there yet. Threads that ask for different keys build in
     /// parallel.
-    pub fn get(&self, gpu: &WgpuDevice, key: &PsoKey) -> Result<wgpu::ComputePipeline, WgpuError> {
+    pub fn get(&self, gpu: &WgpuDevice, key: &PipelineKey) -> Result<wgpu::ComputePipeline, WgpuError> {
         gpu.check()?;
-        let slot = {
-            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(slots.entry(key.clone()).or_default())
+        let cell = {
+            let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(cells.entry(key.clone()).or_default())
         };
-        slot.get_or_init(|| build(gpu, key, self.disk.as_ref().map(DiskCache::pipelines))).clone()
+        cell.get_or_init(|| compile(gpu, key, self.disk.as_ref().map(DiskCache::driver_cache))).clone()
     }
 
     /// Starts threads that build the pipelines of dispatches beside other work. Such a dispatch is made at once, and
     /// [`Dispatch::ready`](crate::Dispatch::ready) tells whether its pipeline could be built.
-    pub(crate) fn build_beside(gpu: &Arc<WgpuDevice>) -> Builders {
+    pub(crate) fn start_builders(gpu: &Arc<WgpuDevice>) -> PipelineBuilders {
         let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_BUILDERS);
-        // A builder thread ends when `open` is 0 and the queue is empty.
-        gpu.pso().asked().open += 1;
-        let begin = |gpu: Arc<WgpuDevice>| thread::Builder::new().spawn(move || gpu.pso().build_asked(&gpu));
+        // A builder thread ends when `n_clients` is 0 and the queue is empty.
+        gpu.pipelines().queue().n_clients += 1;
+        let begin = |gpu: Arc<WgpuDevice>| thread::Builder::new().spawn(move || gpu.pipelines().build_queued(&gpu));
         let threads = (0..n_threads).map_while(|_| begin(Arc::clone(gpu)).ok());
         let has_threads = threads.count() > 0;
         if !has_threads {
-            gpu.pso().asked().open -= 1;
+            gpu.pipelines().queue().n_clients -= 1;
         }
-        Builders { gpu: Arc::clone(gpu), has_threads, finish: false }
+        PipelineBuilders { gpu: Arc::clone(gpu), has_threads, finish: false }
     }
 
     /// Has the pipeline of `key` built beside the work that is under way; false where nobody would do it.
-    pub(crate) fn ask(&self, key: &PsoKey) -> bool {
-        let mut asked = self.asked();
-        if asked.open == 0 {
+    pub(crate) fn enqueue(&self, key: &PipelineKey) -> bool {
+        let mut queue = self.queue();
+        if queue.n_clients == 0 {
             return false;
         }
-        // Of a key that was asked for before there is a slot.
-        if !self.slots.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key) && !asked.keys.contains(key) {
-            asked.keys.push_back(key.clone());
+        // Of a key that was asked for before there is a cell.
+        if !self.cells.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key) && !queue.keys.contains(key) {
+            queue.keys.push_back(key.clone());
             self.changed.notify_one();
         }
         true
@@ -119,39 +119,39 @@ impl PsoCache {
 
     /// Builds no more of what was asked for, and waits until what is being built is done.
     pub(crate) fn stop_building(&self) {
-        let mut asked = self.asked();
-        asked.keys.clear();
-        while asked.building > 0 {
-            asked = self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue();
+        queue.keys.clear();
+        while queue.building > 0 {
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Whether the pipeline of `key` was built, or could not be.
-    pub(crate) fn is_built(&self, key: &PsoKey) -> bool {
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        slots.get(key).is_some_and(|slot| slot.get().is_some())
+    pub(crate) fn is_built(&self, key: &PipelineKey) -> bool {
+        let cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
+        cells.get(key).is_some_and(|cell| cell.get().is_some())
     }
 
-    fn asked(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, BuildQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Builds what is asked for, in that order, as long as somebody may ask.
-    fn build_asked(&self, gpu: &WgpuDevice) {
-        let mut asked = self.asked();
+    fn build_queued(&self, gpu: &WgpuDevice) {
+        let mut queue = self.queue();
         loop {
-            if let Some(key) = asked.keys.pop_front() {
-                asked.building += 1;
-                drop(asked);
+            if let Some(key) = queue.keys.pop_front() {
+                queue.building += 1;
+                drop(queue);
                 // Whoever needs it hears of an error.
                 let _ = self.get(gpu, &key);
-                asked = self.asked();
-                asked.building -= 1;
+                queue = self.queue();
+                queue.building -= 1;
                 self.changed.notify_all();
-            } else if asked.open == 0 {
+            } else if queue.n_clients == 0 {
                 return;
             } else {
-                asked = self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner);
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -167,27 +167,27 @@ impl PsoCache {
 
 /// Threads that build pipelines, for as long as somebody may ask for some. Where this is dropped they build no more.
 #[derive(Debug)]
-pub(crate) struct Builders {
+pub(crate) struct PipelineBuilders {
     gpu: Arc<WgpuDevice>,
     /// The system gave threads for it.
     has_threads: bool,
     finish: bool,
 }
 
-impl Builders {
+impl PipelineBuilders {
     /// Lets the threads build what they were asked for, and end then.
     pub(crate) fn finish(mut self) {
         self.finish = true;
     }
 }
 
-impl Drop for Builders {
+impl Drop for PipelineBuilders {
     fn drop(&mut self) {
         if !self.has_threads {
             return;
         }
-        let cache = self.gpu.pso();
-        cache.asked().open -= 1;
+        let cache = self.gpu.pipelines();
+        cache.queue().n_clients -= 1;
         cache.changed.notify_all();
         if !self.finish {
             cache.stop_building();
@@ -195,9 +195,9 @@ impl Drop for Builders {
     }
 }
 
-fn build(
+fn compile(
     gpu: &WgpuDevice,
-    key: &PsoKey,
+    key: &PipelineKey,
     cache: Option<&wgpu::PipelineCache>,
 ) -> Result<wgpu::ComputePipeline, WgpuError> {
     let device = gpu.wgpu();
