@@ -1,4 +1,11 @@
-//! A kernel bound to its buffers, ready to be recorded.
+//! [`Dispatch`]: a kernel bound to its buffers, with a grid that depends on the batch.
+//!
+//! A dispatch is made once, when a model is loaded, and recorded for every batch. Its grid and the part of each buffer
+//! that it accesses are therefore given as functions of the batch's dimensions: [`GridExtent`] and [`AccessRange`] of
+//! [`BatchDims`]. Shaders do not check their accesses in release builds; the ranges are what makes that safe.
+//!
+//! A *wanted* token is one whose logits are wanted. A *run* is the tokens of one sequence in a batch, in models with
+//! recurrent states. A *split* is one of the parts that split-KV attention divides the positions into.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,45 +14,47 @@ use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Number of workgroups along one axis.
+/// The number of workgroups along one axis of a grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GridExtent {
-    /// Always so many.
+    /// This number, for every batch.
     Fixed(u32),
-    /// One for every so many tokens of the batch.
+    /// One for each group of this many tokens, the last group perhaps smaller.
     Tokens(u32),
-    /// One for every so many tokens whose logits are wanted.
+    /// One for each group of this many wanted tokens.
     Wanted(u32),
-    /// One for each sequence that the batch has tokens of, in models that keep recurrent states.
+    /// One for each run.
     Runs,
-    /// One for each part that decode attention cuts the context into.
+    /// One for each split.
     Splits,
-    /// So many when there is more than one such part, else none: what joins the parts.
+    /// This number if there are several splits, else none: for kernels that merge them.
     WhenSplit(u32),
-    /// One for each tile of experts that a batch may need.
+    /// One for each tile of experts, at most.
     ExpertTiles(ExpertTiles),
 }
 
-/// Tiles of what the tokens of a batch bring to experts, each of one expert.
+/// The tiles of a grouped GEMM over experts. The unit of work is a *visit*: one token at one of its experts. A tile
+/// holds visits of one expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertTiles {
-    /// Experts.
+    /// Number of experts.
     pub n_expert: u32,
-    /// Experts that a token goes to.
+    /// Experts of each token.
     pub n_used: u32,
-    /// Tokens of a tile.
+    /// Visits of a tile.
     pub tile_tokens: u32,
 }
 
 impl ExpertTiles {
-    /// Enough tiles for `n_tokens` tokens, whichever experts they go to: each expert's last may hold a single token.
+    /// The most tiles that `n_tokens` tokens need, whichever experts they are routed to: the last tile of each expert
+    /// may hold a single visit.
     pub fn max_tiles(self, n_tokens: u32) -> u32 {
         let visits = u64::from(n_tokens) * u64::from(self.n_used);
         let tiles = (visits + u64::from(self.n_expert) * u64::from(self.tile_tokens - 1)) / u64::from(self.tile_tokens);
         u32::try_from(tiles.min(visits)).unwrap_or(u32::MAX)
     }
 
-    /// The most tokens for which so many tiles are enough.
+    /// The most tokens for which `tiles` tiles are enough.
     fn max_tokens(self, tiles: u64) -> u64 {
         let ends = u64::from(self.n_expert) * u64::from(self.tile_tokens - 1);
         let visits = ((tiles + 1).saturating_mul(u64::from(self.tile_tokens)) - 1).saturating_sub(ends);
@@ -53,19 +62,20 @@ impl ExpertTiles {
     }
 }
 
-/// Sizes of a step that grids depend on.
+/// The dimensions of a batch that grids depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchDims {
-    /// Tokens of the batch.
+    /// Tokens.
     pub n_tokens: u32,
-    /// Tokens whose logits are wanted.
+    /// Wanted tokens.
     pub n_wanted: u32,
-    /// Tokens of one sequence that follow each other are a run.
+    /// Runs, in models with recurrent states.
     pub n_runs: u32,
-    /// Parts of the context in decode attention.
+    /// Splits of the positions in decode attention.
     pub n_splits: u32,
 }
 
+/// The number of workgroups for a batch of these dimensions.
 impl GridExtent {
     fn workgroups(self, size: BatchDims) -> u32 {
         match self {
@@ -86,44 +96,47 @@ impl GridExtent {
     }
 }
 
-/// How much of a buffer a kernel reaches, in bytes: what its shader's bounds rest on, since release builds do not check
-/// accesses.
+/// The bytes at the start of a buffer that a kernel may access, as a function of the batch. The shader's comments
+/// derive its bounds from them; [`Dispatch::new`] refuses a shorter buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessRange {
-    /// So much in every step.
+    /// This number, for every batch.
     Fixed(u64),
-    /// So much for each token of the batch.
+    /// This number for each token.
     Tokens(u64),
-    /// So much for each token whose logits are wanted.
+    /// This number for each wanted token.
     Wanted(u64),
-    /// So much for each token and each part of the context, where there is more than one.
+    /// This number for each token and split, if there are several splits.
     Splits(u64),
-    /// So much for each tile of experts that the batch may need.
+    /// This number for each tile of experts.
     ExpertTiles(ExpertTiles, u64),
-    /// A batch as [`batch_words`](crate::batch_words) lays it out.
+    /// The tokens of a batch, as [`batch_words`](crate::batch_words) writes them.
     Batch,
-    /// Segments as [`segment_words`](crate::kernels::segment_words) lays them out, of as many runs as tokens at most.
+    /// Runs and segments, as [`segment_words`](crate::kernels::segment_words) writes them; at most one run for each
+    /// token.
     Segments,
 }
 
 impl AccessRange {
-    /// Of `n` floats.
+    /// The first `n` floats.
     pub(crate) fn floats(n: usize) -> Self {
         Self::Fixed(4 * n as u64)
     }
 }
 
-/// The largest step that the buffers of a dispatch have room for.
+/// The largest batch for which the buffers of a dispatch are long enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BufferCapacity {
+    /// Tokens.
     tokens: u64,
+    /// Wanted tokens.
     wanted: u64,
-    /// Tokens times parts of the context.
+    /// Tokens times splits.
     parts: u64,
 }
 
 impl BufferCapacity {
-    /// The capacity of `buffers`; `None` where one of them is shorter than any step needs.
+    /// The capacity of `buffers`; `None` if one is too short for any batch.
     fn of(buffers: &[(&dyn Bind, AccessRange)]) -> Option<Self> {
         let mut capacity = Self { tokens: u64::MAX, wanted: u64::MAX, parts: u64::MAX };
         for (buffer, range) in buffers {
@@ -138,7 +151,7 @@ impl BufferCapacity {
                     capacity.tokens = capacity.tokens.min(tiles.max_tokens(bytes / each.max(1)));
                 }
                 AccessRange::Batch => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)?),
-                // A run and a segment for each token at most.
+                // At most a run and a segment for each token.
                 AccessRange::Segments => capacity.tokens = capacity.tokens.min((bytes / 16).checked_sub(1)? / 2),
             }
         }
@@ -146,6 +159,7 @@ impl BufferCapacity {
     }
 
     fn fits(self, size: BatchDims) -> bool {
+        /// Whether a batch of these dimensions fits.
         let n_tokens = u64::from(size.n_tokens);
         n_tokens <= self.tokens
             && u64::from(size.n_wanted) <= self.wanted
@@ -153,26 +167,35 @@ impl BufferCapacity {
     }
 }
 
-/// A pipeline, the buffers it works on, and its grid.
+/// A pipeline, the buffers that it is bound to, and its grid. Cloning shares the bind group.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
+    /// The pipeline and its buffers.
     kernel: Arc<BoundKernel>,
+    /// Workgroups along x, y, z.
     grid: [GridExtent; 3],
+    /// The largest batch that fits the buffers.
     capacity: BufferCapacity,
 }
 
-/// A pipeline with its buffers, put together when it is first needed.
+/// A pipeline and its buffers, combined into a bind group at first use.
 #[derive(Debug)]
 struct BoundKernel {
+    /// Which pipeline.
     key: PipelineKey,
+    /// The bound ranges, in the order of the shader's bindings.
     ranges: Vec<BoundRange>,
+    /// The compiled pipeline and the bind group, once made.
     ready: OnceLock<(wgpu::ComputePipeline, wgpu::BindGroup)>,
 }
 
-/// What is bound of a buffer.
+/// The range of a buffer that is bound.
 #[derive(Debug)]
+/// The buffer.
 struct BoundRange {
+    /// Its first byte.
     buffer: wgpu::Buffer,
+    /// Bytes; `None`: to the end of the buffer.
     offset: u64,
     size: Option<wgpu::BufferSize>,
 }
@@ -184,6 +207,7 @@ impl From<wgpu::BufferBinding<'_>> for BoundRange {
 }
 
 impl BoundKernel {
+    /// Compiles the pipeline if necessary, and makes the bind group.
     fn ready(&self, gpu: &WgpuDevice) -> Result<&(wgpu::ComputePipeline, wgpu::BindGroup), WgpuError> {
         if let Some(ready) = self.ready.get() {
             return Ok(ready);
@@ -212,9 +236,10 @@ impl BoundKernel {
 }
 
 impl Dispatch {
-    /// Binds `buffers`, in the order of the shader's bindings and with how much of each the kernel reaches, to the pipeline
-    /// of `key`. Refuses a buffer that is too short, and a fixed extent that the device cannot run. While pipelines are
-    /// built beside other work this one is, too: see [`ready`](Self::ready).
+    /// Binds `buffers`, in the order of the shader's bindings, to the pipeline of `key`. Errors: a buffer is shorter
+    /// than its range needs for any batch, or a fixed extent is larger than the device allows. While builder threads
+    /// compile pipelines this one is queued for them, see [`wait_ready`](Self::wait_ready); otherwise it is compiled
+    /// now.
     pub fn new(
         gpu: &WgpuDevice,
         key: &PipelineKey,
@@ -239,17 +264,17 @@ impl Dispatch {
         let dispatch =
             Self { kernel: Arc::new(BoundKernel { key: key.clone(), ranges, ready: OnceLock::new() }), grid, capacity };
         if !gpu.pipelines().enqueue(key) {
-            dispatch.ready(gpu)?;
+            dispatch.wait_ready(gpu)?;
         }
         Ok(dispatch)
     }
 
-    /// Waits for the pipeline, where it is still being built; an error where it could not be, or does not take the buffers.
-    pub fn ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
+    /// Waits until the pipeline is compiled; an error if it cannot be, or does not accept the buffers.
+    pub fn wait_ready(&self, gpu: &WgpuDevice) -> Result<(), WgpuError> {
         self.kernel.ready(gpu).map(|_| ())
     }
 
-    /// Whether nothing is to be waited for: the pipeline is built.
+    /// Whether the pipeline is compiled, or could not be.
     pub(crate) fn is_ready(&self, gpu: &WgpuDevice) -> bool {
         self.kernel.ready.get().is_some() || gpu.pipelines().is_built(&self.kernel.key)
     }
@@ -259,20 +284,21 @@ impl Dispatch {
         &self.kernel.key.name
     }
 
-    /// Whether a step of this size has any work for it.
+    /// Whether the grid is not empty for a batch of these dimensions.
     pub fn has_work(&self, size: BatchDims) -> bool {
         self.grid.iter().all(|extent| extent.workgroups(size) > 0)
     }
 
-    /// Whether the buffers have room for a step of this size.
+    /// Whether the buffers are long enough for a batch of these dimensions.
     pub fn fits(&self, size: BatchDims) -> bool {
         self.capacity.fits(size)
     }
 
-    /// Records the dispatch for a step of this size; nothing when its grid is empty.
+    /// Records the dispatch for a batch of these dimensions; nothing if its grid is empty. If the pipeline cannot be
+    /// compiled, the device reports the error at the next [`check`](WgpuDevice::check).
     ///
     /// # Panics
-    /// When the buffers have [no room](Self::fits) for it.
+    /// If the buffers are [too short](Self::fits).
     pub fn record(&self, gpu: &WgpuDevice, pass: &mut wgpu::ComputePass<'_>, size: BatchDims) {
         if !self.has_work(size) {
             return;
@@ -285,7 +311,7 @@ impl Dispatch {
         );
         let (pipeline, bind_group) = match self.kernel.ready(gpu) {
             Ok(ready) => ready,
-            // Whoever waits for the step hears of it.
+            // The caller waits for the submission, and gets the error then.
             Err(e) => return gpu.record_error(e),
         };
         let [x, y, z] = self.grid.map(|extent| extent.workgroups(size));
@@ -300,7 +326,7 @@ impl Dispatch {
 mod tests {
     use super::*;
 
-    /// A buffer of so many bytes.
+    /// A buffer of this many bytes.
     #[derive(Debug)]
     struct Bytes(u64);
 
@@ -330,7 +356,7 @@ mod tests {
         ]);
         let room = room.expect("long enough");
         assert!(capacity.fits(step(3, 2, 1)) && capacity.fits(step(3, 2, 2)) && capacity.fits(step(1, 1, 6)));
-        // The buffer of tokens ends before the batch does, which has room for four.
+        // The buffer with `Tokens` ends before the batch buffer, which holds four tokens.
         assert!(!capacity.fits(step(4, 2, 1)) && !capacity.fits(step(3, 3, 1)));
         assert!(!capacity.fits(step(3, 2, 3)) && !capacity.fits(step(1, 1, 7)));
         assert!(!capacity.fits(step(u32::MAX, u32::MAX, u32::MAX)));
@@ -351,7 +377,7 @@ mod tests {
                 assert!(!room.fits(step(more, 0, 1)), "{tiles:?}, {more} tokens");
             }
         }
-        // One token at each of two experts, and all others at one of them.
+        // One token at each of two experts, and all others at one of them: three tiles.
         assert_eq!(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }.max_tiles(66), 3);
         assert_eq!(GridExtent::ExpertTiles(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }).of(step(0, 0, 1)), 0);
     }

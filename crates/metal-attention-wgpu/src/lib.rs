@@ -1,5 +1,10 @@
-//! The GPU backend of metal-attention, through wgpu: Vulkan, Metal, DirectX 12. The device, compiled pipelines, WGSL
-//! shaders and one function per kernel that binds buffers to it; and, put together of these, the forward pass.
+//! The wgpu backend of metal-attention: the forward pass of a language model on a GPU through Vulkan, Metal or
+//! DirectX 12.
+//!
+//! From the bottom up: [`WgpuDevice`] opens a GPU; [`wgsl`] fills in the WGSL templates of `shaders/`;
+//! [`PipelineCache`] compiles them; the functions of [`kernels`] bind buffers to a pipeline and return a [`Dispatch`];
+//! [`WgpuForwardPass`] uploads the weights, builds a list of dispatches for each kind of batch, and submits them for
+//! every batch of tokens.
 
 mod activations;
 mod adapter;

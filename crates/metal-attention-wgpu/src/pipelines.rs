@@ -1,4 +1,6 @@
-//! Compiled pipelines (pipeline state objects), each built once.
+//! The cache of compiled pipelines: each kernel with its constants is compiled once for a device, when it is first
+//! needed or ahead of that by builder threads. [`disk_cache`](crate::disk_cache) keeps the driver's binaries between
+//! runs.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -12,14 +14,14 @@ use crate::disk_cache::DiskCache;
 use crate::error::WgpuError;
 use crate::shader::{Constant, wgsl};
 
-/// A kernel and its constants: on a given device, one pipeline.
+/// A kernel with its constants. On one device it identifies one pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PipelineKey {
-    /// The kernel's name, e.g. `matvec_q4_0_accumulate`.
+    /// The kernel's name in profiles and messages, e.g. `matvec_q4_0_accumulate`.
     pub name: String,
     /// Its file in `shaders/`, without the extension.
     pub file: &'static str,
-    /// Values of the template's constants.
+    /// Names and values of the template's constants.
     pub constants: Vec<(&'static str, Constant)>,
 }
 
@@ -29,56 +31,62 @@ impl PipelineKey {
         Self { name: file.to_owned(), file, constants: constants.into() }
     }
 
-    /// The same kernel under a name of its own.
+    /// The same kernel under another name.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }
     }
 }
 
+/// A pipeline or the error of its compilation, once either is there.
 type PipelineCell = Arc<OnceLock<Result<wgpu::ComputePipeline, WgpuError>>>;
 
-/// Pipelines by their key.
+/// All pipelines of one device, by their key.
 #[derive(Debug)]
 pub struct PipelineCache {
+    /// Pipelines that are compiled or being compiled.
     cells: Mutex<HashMap<PipelineKey, PipelineCell>>,
+    /// Pipelines that builder threads are to compile.
     queue: Mutex<BuildQueue>,
+    /// Notified whenever `queue` changes.
     changed: Condvar,
+    /// The driver's cache on disk, if it has one.
     disk: Option<DiskCache>,
 }
 
-/// Pipelines that are to be built beside other work.
+/// The work of the builder threads.
 #[derive(Debug, Default)]
 struct BuildQueue {
+    /// Keys that wait to be compiled, in order.
     keys: VecDeque<PipelineKey>,
-    /// How many [`PipelineBuilders`] there are.
+    /// Live [`PipelineBuilders`]. While there are none, nothing is queued.
     n_clients: usize,
-    /// How many are being built.
+    /// Pipelines being compiled.
     building: usize,
 }
 
-/// Most threads that build pipelines.
+/// Most builder threads.
 const MAX_BUILDERS: usize = 16;
 
 impl PipelineCache {
-    /// No pipelines yet; what the driver keeps of them between runs is in `folder`.
+    /// An empty cache. `folder`: where the driver's binaries are kept between runs; `None`: nowhere.
     pub(crate) fn new(device: &wgpu::Device, adapter: &AdapterSummary, folder: Option<&Path>) -> Self {
         let disk = folder.and_then(|folder| DiskCache::open(device, &adapter.info, folder));
         Self { cells: Mutex::default(), queue: Mutex::default(), changed: Condvar::new(), disk }
     }
 
-    /// Number of pipelines.
+    /// Number of pipelines, those being compiled included.
     pub fn len(&self) -> usize {
         self.cells.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Whether there is no pipeline yet.
+    /// Whether there is no pipeline.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The pipeline of `key`, built now when it is not there yet. Threads that ask for different keys build in
-    /// parallel.
+    /// The pipeline of `key`, compiled by the calling thread if it is not there. Threads with different keys compile in
+    /// parallel; those with the same key wait for the first. An error is kept, and returned again for the same key.
     pub fn get(&self, gpu: &WgpuDevice, key: &PipelineKey) -> Result<wgpu::ComputePipeline, WgpuError> {
         gpu.check()?;
         let cell = {
@@ -88,8 +96,8 @@ impl PipelineCache {
         cell.get_or_init(|| compile(gpu, key, self.disk.as_ref().map(DiskCache::driver_cache))).clone()
     }
 
-    /// Starts threads that build the pipelines of dispatches beside other work. Such a dispatch is made at once, and
-    /// [`Dispatch::ready`](crate::Dispatch::ready) tells whether its pipeline could be built.
+    /// Starts builder threads. Until the result is dropped, [`Dispatch::new`](crate::Dispatch::new) queues its pipeline
+    /// and returns at once; [`Dispatch::wait_ready`](crate::Dispatch::wait_ready) waits for it.
     pub(crate) fn start_builders(gpu: &Arc<WgpuDevice>) -> PipelineBuilders {
         let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_BUILDERS);
         // A builder thread ends when `n_clients` is 0 and the queue is empty.
@@ -103,13 +111,13 @@ impl PipelineCache {
         PipelineBuilders { gpu: Arc::clone(gpu), has_threads, finish: false }
     }
 
-    /// Has the pipeline of `key` built beside the work that is under way; false where nobody would do it.
+    /// Queues the pipeline of `key` for the builder threads. False if there are none.
     pub(crate) fn enqueue(&self, key: &PipelineKey) -> bool {
         let mut queue = self.queue();
         if queue.n_clients == 0 {
             return false;
         }
-        // Of a key that was asked for before there is a cell.
+        // A key that was compiled, or is being compiled, has a cell.
         if !self.cells.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key) && !queue.keys.contains(key) {
             queue.keys.push_back(key.clone());
             self.changed.notify_one();
@@ -117,7 +125,7 @@ impl PipelineCache {
         true
     }
 
-    /// Builds no more of what was asked for, and waits until what is being built is done.
+    /// Empties the queue, and waits for the compilations in progress.
     pub(crate) fn stop_building(&self) {
         let mut queue = self.queue();
         queue.keys.clear();
@@ -126,7 +134,7 @@ impl PipelineCache {
         }
     }
 
-    /// Whether the pipeline of `key` was built, or could not be.
+    /// Whether the pipeline of `key` is compiled, or could not be.
     pub(crate) fn is_built(&self, key: &PipelineKey) -> bool {
         let cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
         cells.get(key).is_some_and(|cell| cell.get().is_some())
@@ -136,14 +144,14 @@ impl PipelineCache {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Builds what is asked for, in that order, as long as somebody may ask.
+    /// The body of a builder thread: compiles queued pipelines in order, until the queue is empty and has no clients.
     fn build_queued(&self, gpu: &WgpuDevice) {
         let mut queue = self.queue();
         loop {
             if let Some(key) = queue.keys.pop_front() {
                 queue.building += 1;
                 drop(queue);
-                // Whoever needs it hears of an error.
+                // The cell keeps the error for the dispatch that needs this pipeline.
                 let _ = self.get(gpu, &key);
                 queue = self.queue();
                 queue.building -= 1;
@@ -156,8 +164,8 @@ impl PipelineCache {
         }
     }
 
-    /// Keeps the compiled pipelines on disk for the next start, where the device can. A folder that cannot be written
-    /// costs only that time.
+    /// Writes the driver's pipeline cache to disk, if the device has one. An error costs the next start its time for
+    /// compilation, and is only logged.
     pub fn save(&self) {
         if let Some(Err(e)) = self.disk.as_ref().map(DiskCache::save) {
             tracing::info!("compiled pipelines are not kept for the next start: {e}");
@@ -165,17 +173,20 @@ impl PipelineCache {
     }
 }
 
-/// Threads that build pipelines, for as long as somebody may ask for some. Where this is dropped they build no more.
+/// Keeps the builder threads alive. Dropping it empties the queue and waits for the compilations in progress, unless
+/// [`finish`](Self::finish) was called.
 #[derive(Debug)]
 pub(crate) struct PipelineBuilders {
+    /// The device.
     gpu: Arc<WgpuDevice>,
-    /// The system gave threads for it.
+    /// Whether the system could start any thread.
     has_threads: bool,
+    /// Whether the queue is to be completed.
     finish: bool,
 }
 
 impl PipelineBuilders {
-    /// Lets the threads build what they were asked for, and end then.
+    /// Lets the threads compile all that is queued and then end. Returns at once.
     pub(crate) fn finish(mut self) {
         self.finish = true;
     }
@@ -210,10 +221,10 @@ fn compile(
     let module = if gpu.checked() {
         device.create_shader_module(descriptor)
     } else {
-        // SAFETY: every file of `shaders/` says at `Bounds:` why its accesses lie within its buffers and its loops end.
-        // What that rests on is checked when a dispatch is made (`Dispatch::new`, with how much of each buffer the
-        // kernel reaches, and `AttentionShape::check`), when its grid is known (`Dispatch::record`), and when numbers
-        // that shaders index by are sent (`BatchBuffer`). Tests run every kernel with all checks on.
+        // SAFETY: every file of `shaders/` states at `Bounds:` why its accesses lie within its buffers and its loops
+        // end. The premises are checked when a dispatch is made (`Dispatch::new`, by the range of each buffer that the
+        // kernel accesses, and `AttentionShape::check`), when its grid is known (`Dispatch::record`), and when numbers
+        // that shaders use as indices are written (`BatchBuffer`). Tests run every kernel with all runtime checks.
         unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
     };
     let parsed = Instant::now();

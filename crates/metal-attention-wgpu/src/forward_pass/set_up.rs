@@ -1,4 +1,5 @@
-//! How a model gets onto the GPU: everything that steps need is made here, once.
+//! Loads a model onto the GPU: [`WgpuForwardPass::new`] makes every buffer, uploads the weights and compiles every
+//! pipeline, so that evaluating a batch allocates and compiles nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,11 +23,13 @@ use crate::waker::Waker;
 use crate::weights::{Uploads, WgpuWeights};
 use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
 
-/// How long setting a model up waits for the kernels of all layers at once, without which there are others.
+/// How long loading waits for the persistent kernel to be compiled. Until it is, the plans with a dispatch for each
+/// kernel are used.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 impl WgpuForwardPass {
-    /// Sets a model up on `gpu`: uploads its weights, makes the KV cache and every buffer and pipeline that steps need.
+    /// Loads a model onto `gpu`. Errors: an option out of range, a part of the model without kernels, too little
+    /// memory, a pipeline that the driver rejects.
     pub fn new(
         gpu: Arc<WgpuDevice>,
         spec: ModelSpec,
@@ -58,7 +61,8 @@ impl WgpuForwardPass {
             return Err(WgpuError::Mismatch { what: format!("a batch of {n_ubatch} tokens"), why });
         }
         let begin = Instant::now();
-        // First, as these are what too many sequences or a context too long make too large.
+        // The page tables and the KV cache first: they are what too many sequences or too long a context make too
+        // large.
         let n_pages: Vec<_> = cache_groups.groups().iter().map(|group| group.n_pages).collect();
         let batch_buffer =
             |n_tokens| BatchBuffer::new(&gpu, n_tokens, cache_capacity.n_seq, cache_capacity.n_positions(), &n_pages);
@@ -82,7 +86,7 @@ impl WgpuForwardPass {
         )?;
         let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
         let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
-        // Of plain layers, which all have a cache of their own.
+        // Only read where all layers are plain; each of those has keys and values of its own.
         let keys_and_values: Vec<_> = cache.layers.iter().flatten().cloned().collect();
         let persistent = PersistentLayersBuilder {
             gpu: &gpu,
@@ -113,7 +117,8 @@ impl WgpuForwardPass {
             builder.build()
         };
         let groups = options.persistent_workgroups.as_ref().map_or(workgroup_counts_to_try(&gpu), std::slice::from_ref);
-        // Pipelines are compiled while the weights are on their way, the one that takes longest first.
+        // Threads compile pipelines while the weights are uploaded. The persistent kernel, which takes longest, is
+        // queued first.
         let builders = PipelineCache::start_builders(&gpu);
         let persistent_layers = match groups {
             [] | [0] => Err("this GPU is not known to run workgroups side by side"),
@@ -125,7 +130,8 @@ impl WgpuForwardPass {
             plan(BatchKind::One, batch_of_one.buffer())?,
             plan(BatchKind::Sequences, batch.buffer())?,
         ];
-        // A card that is idle all the while would take the first prompt slowly. The output head is there first.
+        // A discrete GPU that idles during the upload clocks down, and then evaluates the first prompt slowly. The
+        // products that keep it awake need the output head, which is uploaded first.
         let mut waker = Waker::new(&gpu);
         let before_uploads = gpu.allocated_bytes();
         uploads.run(&gpu, &|done| waker.beside_upload(&gpu, &one, done))?;
@@ -134,14 +140,14 @@ impl WgpuForwardPass {
         let all_ready = || [&few, &many, &one, &sequences].into_iter().all(|plan| plan.is_ready(&gpu));
         while !all_ready() && waker.wake(&gpu, &one) {}
         for plan in [&few, &many, &one, &sequences] {
-            plan.ready(&gpu)?;
+            plan.wait_ready(&gpu)?;
         }
         tracing::debug!(elapsed = ?begin.elapsed(), pipelines = gpu.pipelines().len(), "pipelines are compiled");
         let mut compiling_layers = None;
         let tried = match persistent_layers {
             Err(why) => Err(why),
             Ok(first) => {
-                // Compiling it for the first time takes longer than anything else.
+                // Compiling the persistent kernel for the first time takes longer than all other work of loading.
                 let waits = || options.persistent_workgroups.is_some() || begin.elapsed() < PATIENCE;
                 while !first.is_ready(&gpu) && waits() && waker.wake(&gpu, &one) {}
                 if first.is_ready(&gpu) || waits() {
@@ -206,8 +212,8 @@ impl WgpuForwardPass {
     }
 }
 
-/// Cosines and sines of every position, `[n_ctx, n_rot / 2]` pairs, for each layer; layers with equal RoPE share a table. That of
-/// layers without turns by nothing.
+/// The RoPE cos/sin table of each layer, F32 `[n_positions, n_rot / 2, 2]`. Layers with equal RoPE share a buffer. A
+/// layer without RoPE has a table of angles 0, as the fast attention kernels always rotate.
 fn rope_tables(
     gpu: &WgpuDevice,
     spec: &ModelSpec,

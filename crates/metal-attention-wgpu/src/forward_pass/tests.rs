@@ -1,4 +1,5 @@
-//! What happens when workgroups that should run side by side do not.
+//! Tests of the persistent kernel's fallbacks (time-outs, late compilation, pages out of order) and of keeping the GPU
+//! awake.
 
 #[path = "../../../../tests/common/archives.rs"]
 mod archives;
@@ -58,7 +59,7 @@ fn waking_changes_nothing() {
         let mut id = pass.forward_prompt(&[5, 6, 7]).unwrap();
         let mut text = vec![id];
         for i in 0..12 {
-            // With steps in flight, and with one recorded ahead.
+            // In the first half with greedy steps in flight, in the second with a recorded next step.
             if wakes && i % 3 == 0 {
                 assert!(pass.wake());
             }
@@ -86,7 +87,7 @@ fn late_kernels_are_used() {
     let id = pass.forward_prompt(&[5, 6, 7]).unwrap();
     let mut text = greedy(&mut pass, 0, id, 5);
     assert!(pass.persistent_timed_out.is_none());
-    // Steps are in flight.
+    // At this point greedy steps are in flight.
     pass.compiling_layers =
         Some(UntestedLayers { layers: PersistentLayers { dispatches, timed_out }, ended: Vec::new(), groups: 1 });
     let last = text[4].0;
@@ -95,7 +96,8 @@ fn late_kernels_are_used() {
     assert_eq!(text.iter().map(|t| t.0).collect::<Vec<_>>(), want);
 }
 
-/// The ids that greedy decoding appends to sequence `seq` after `id`, and whether each step had its pages in order.
+/// Decodes `n` tokens of sequence `seq` greedily after `id`. Returns each id, and whether the step found the sequence's
+/// pages consecutive.
 fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(u32, bool)> {
     let mut text = Vec::new();
     for _ in 0..n {
@@ -123,14 +125,16 @@ fn pages_out_of_order_go_layer_by_layer() {
         let is_persistent = pass.persistent_timed_out.is_some();
         let prompt: Vec<u32> = (0..100).map(|i| 3 + i * 7 % 200).collect();
         let id = pass.forward_prompt(&prompt).unwrap();
-        // Alone in the cache: in order, from page to page, cut and shared with itself.
+        // A sequence alone in the cache keeps consecutive pages: across page boundaries, after a cut, after sharing
+        // with itself.
         let mut texts = greedy(&mut pass, 0, id, 40);
         pass.truncate(70);
         texts.extend(greedy(&mut pass, 0, 9, 70));
         pass.share_prefix(0, 0, 60).unwrap();
         texts.extend(greedy(&mut pass, 0, 9, 10));
         assert!(texts.iter().all(|&(_, in_order)| in_order));
-        // Shared with another: whoever grows first copies the last page, and is in order by chance at best.
+        // Three sequences share a prefix: each one that appends first copies the last page, so that pages are seldom
+        // consecutive.
         pass.share_prefix(0, 1, 70).unwrap();
         pass.share_prefix(0, 2, 70).unwrap();
         let others = [0, 1, 2].map(|seq| greedy(&mut pass, seq, 11, 80));
@@ -143,7 +147,7 @@ fn pages_out_of_order_go_layer_by_layer() {
             others[2].iter().map(|t| t.0).collect::<Vec<_>>()
         );
         assert!(others.iter().flatten().any(|&(_, in_order)| !in_order));
-        // Alone again.
+        // Alone in the cache again.
         pass.reset();
         pass.forward_prompt(&prompt).unwrap();
         let again = greedy(&mut pass, 0, id, 40);
