@@ -49,7 +49,7 @@ impl WgpuMamba2 {
     }
 }
 
-/// Weights of Mamba (Mamba-1, or PLaMo-2's variant with heads).
+/// Weights of Mamba (Mamba-1, or `PLaMo` 2's variant with heads).
 #[derive(Debug)]
 pub(super) struct WgpuMamba {
     /// The projections to `x` and to the gate `z`, one below the other, `[2 * width, n_embd]`.

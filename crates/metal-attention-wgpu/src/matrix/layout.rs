@@ -329,11 +329,11 @@ fn scales_and_mins(block: &[u8]) -> [u8; 16] {
 /// The table of a type: its codebook, as its file in `shaders/types/` reads it.
 fn table(ty: TensorType) -> Vec<u32> {
     match ty {
-        TensorType::IQ3_XXS => points(Grid::IQ3_XXS),
-        TensorType::IQ2_S => places(Grid::IQ2_S),
-        TensorType::IQ2_XS => places(Grid::IQ2_XS),
-        TensorType::IQ2_XXS => places(Grid::IQ2_XXS),
-        TensorType::IQ1_M | TensorType::IQ1_S => places(Grid::IQ1),
+        TensorType::IQ3_XXS => entry_values(Grid::IQ3_XXS),
+        TensorType::IQ2_S => entry_indices(Grid::IQ2_S),
+        TensorType::IQ2_XS => entry_indices(Grid::IQ2_XS),
+        TensorType::IQ2_XXS => entry_indices(Grid::IQ2_XXS),
+        TensorType::IQ1_M | TensorType::IQ1_S => entry_indices(Grid::IQ1),
         // IQ3_S is looked up at load; the others have none.
         TensorType::IQ3_S
         | TensorType::F32
@@ -361,7 +361,7 @@ fn table(ty: TensorType) -> Vec<u32> {
 }
 
 /// Points of 8 elements: a 2-bit plane of places, in which a point is a unit.
-fn places(grid: Grid) -> Vec<u32> {
+fn entry_indices(grid: Grid) -> Vec<u32> {
     let bit = |code: usize, k: usize| 8 * (k / 2) + 4 * (code % 2) + 2 * (k % 2);
     let mut words = vec![0; grid.entries.len() / 2];
     for code in 0..grid.entries.len() {
@@ -371,7 +371,7 @@ fn places(grid: Grid) -> Vec<u32> {
 }
 
 /// Points of 4 elements: the values, a byte each, even elements first.
-fn points(grid: Grid) -> Vec<u32> {
+fn entry_values(grid: Grid) -> Vec<u32> {
     let point = |code| u32::from_le_bytes([0, 2, 1, 3].map(|k| grid.value(code, k) as u8));
     (0..grid.entries.len()).map(point).collect()
 }

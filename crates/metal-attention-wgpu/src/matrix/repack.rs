@@ -150,9 +150,9 @@ pub(super) fn repack(
     to: (&Slice, u64),
 ) -> Result<Dispatch, WgpuError> {
     let words = n * layout.row_bytes() as usize / 4;
-    let reach = |bytes: u64| AccessRange::Fixed(bytes);
+    let range = |bytes: u64| AccessRange::Fixed(bytes);
     let buffers: [(&dyn Bind, AccessRange); 3] =
-        [(source.0, reach(source.1)), (table, reach(table.size())), (to.0, reach(to.1))];
+        [(source.0, range(source.1)), (table, range(table.size())), (to.0, range(to.1))];
     let grid = [GridExtent::Fixed(words.div_ceil(THREADS) as u32), GridExtent::Fixed(1), GridExtent::Fixed(1)];
     Dispatch::new(gpu, &key(), &buffers, grid)
 }

@@ -131,13 +131,13 @@ struct Repacker {
 }
 
 /// Where rows lie as the file has them until they are repacked.
-struct Raw {
+struct RawRows {
     repackers: Vec<Repacker>,
     /// One for each chunk of a round.
     slots: Vec<Slice>,
 }
 
-impl Raw {
+impl RawRows {
     /// For `parts`, `n_slots` chunks at a time.
     fn new(gpu: &WgpuDevice, parts: &[PartUpload], n_slots: usize) -> Result<Self, WgpuError> {
         let mut repackers: Vec<Repacker> = Vec::new();
@@ -182,7 +182,7 @@ fn upload_by(gpu: &WgpuDevice, parts: &[PartUpload], on_gpu: bool, meanwhile: &d
     }
     let chunks: Vec<_> = parts.iter().flat_map(PartUpload::chunks).collect();
     let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_PACKERS);
-    let raw = Raw::new(gpu, if on_gpu { parts } else { &[] }, n_threads.min(chunks.len()))?;
+    let raw = RawRows::new(gpu, if on_gpu { parts } else { &[] }, n_threads.min(chunks.len()))?;
     let (mut before, mut done) = (None, 0);
     for round in chunks.chunks(n_threads) {
         thread::scope(|scope| {

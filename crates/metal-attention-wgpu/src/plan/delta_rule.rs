@@ -1,5 +1,5 @@
-//! The gated delta rule (Qwen 3.5, Qwen3-Next; Kimi Linear), whose recurrent state is a matrix for each head and the last inputs
-//! of a convolution.
+//! The gated delta rule (Qwen 3.5, Qwen3-Next, Kimi Linear): a short convolution of queries, keys and values, a
+//! recurrence whose state is a matrix for each head, and a gated norm of the results.
 
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
 use wgpu::Buffer;
@@ -13,19 +13,19 @@ use crate::kernels::{
 use crate::weights::{WgpuDeltaRule, WgpuLowRank, WgpuMixer};
 use crate::{Dispatch, GridExtent, WgpuError};
 
-/// Where what the projections give lies.
+/// Where the projected inputs are, each in some columns of some buffer's rows.
 struct ProjectedInputs<'a> {
-    /// Inputs of the convolution, in `qkv`: queries, keys, values.
+    /// Queries, keys and values, the inputs of the convolution, in `qkv`.
     channels: StridedRows,
     /// Gates of the results.
     gate: (&'a Buffer, StridedRows),
-    /// What `beta` comes of.
+    /// The writing strength `beta`, before its sigmoid.
     beta: (&'a Buffer, StridedRows),
-    /// What the decay comes of.
+    /// The decay, before its activation.
     decay: (&'a Buffer, StridedRows),
 }
 
-/// The low-rank products of decay and gate, in this order; `None` where they are none.
+/// The low-rank products of decay and gate, in this order; `None` where both are plain projections.
 pub(crate) fn low_rank_of_delta_rule(shape: &DeltaRuleSpec) -> Option<LowRankShape> {
     match shape.gates {
         DeltaGates::OfHeads { paired: _ } => None,
@@ -35,7 +35,7 @@ pub(crate) fn low_rank_of_delta_rule(shape: &DeltaRuleSpec) -> Option<LowRankSha
     }
 }
 
-/// What the gate of a result goes through.
+/// The activation of the results' gate.
 fn gate_kind(shape: &DeltaRuleSpec) -> GateActivation {
     match shape.gates {
         DeltaGates::OfHeads { paired: _ } => GateActivation::Silu,
@@ -44,12 +44,14 @@ fn gate_kind(shape: &DeltaRuleSpec) -> GateActivation {
 }
 
 impl PlanBuilder<'_> {
-    /// Whether layer `i` has a delta rule whose gates are projected apart.
+    /// Whether layer `i` is a delta rule with a product of its own for gates, besides that for queries, keys and
+    /// values.
     pub(super) fn delta_rule_gates_apart(&self, i: usize) -> bool {
         matches!(&self.weights.layers[i].mixer, WgpuMixer::DeltaRule(w) if w.gates.is_some() || w.low_rank.is_some())
     }
 
-    /// The gated delta rule of layer `i`, up to the row that the output matrix multiplies.
+    /// Appends the gated delta rule of layer `i`. Projects `input` to `qkv` and, where gates are apart, to `kv_a` or
+    /// through low-rank matrices to `rwkv.large`; the result is in `mixer_out`.
     pub(super) fn delta_rule(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -84,7 +86,7 @@ impl PlanBuilder<'_> {
     fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> ProjectedInputs<'_> {
         let (scratch, n_channels, n_head) = (self.scratch, spec.n_channels(), spec.n_head_v);
         let low_rank = low_rank_of_delta_rule(spec);
-        // Rows of `qkv` have the gate and, unless they lie apart, what `beta` and the decay come of.
+        // Rows of `qkv` also hold the gate and, unless they are projected apart, `beta` and the decay.
         let (n, n_gates) = match low_rank {
             None => (n_channels + spec.n_values(), 2 * n_head),
             Some(_) => (n_channels, n_head),
@@ -108,7 +110,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// All between the projections and the output matrix at once; `None` where a head is too large for that.
+    /// One kernel for everything between projections and output matrix, for decode steps: `qkv` to `mixer_out`. `None`
+    /// where a head is too large for a workgroup.
     fn delta_rule_step(
         &self,
         i: usize,
@@ -133,7 +136,8 @@ impl PlanBuilder<'_> {
         kernels::delta_rule_step(self.gpu, &shape, &step, &buffers, &with, GridExtent::Runs)
     }
 
-    /// The convolution of all tokens, then the recurrence, then the norm of its results.
+    /// Appends three kernels for longer batches: the convolution to `queries`, the recurrence to `values`, the gated
+    /// norm to `mixer_out`.
     fn delta_rule_scan(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -182,7 +186,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// A slot of the states has the matrices first, then the convolution's last inputs.
+    /// The shape of the recurrence. A slot of the states holds the heads' matrices, then the convolution's last inputs.
     fn delta_rule_shape(
         &self,
         spec: &DeltaRuleSpec,

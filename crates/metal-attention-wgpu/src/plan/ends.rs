@@ -1,4 +1,5 @@
-//! What comes before the first layer and after the last: embeddings, the last norm, logits.
+//! The two ends of the forward pass: token embeddings before the first layer; the last norm and logits after the last
+//! one.
 
 use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, TokenRows};
 use crate::{Dispatch, WgpuError};
@@ -8,7 +9,8 @@ use super::{LinearProduct, PlanBuilder};
 use crate::parts::scaled_logits;
 
 impl PlanBuilder<'_> {
-    /// `x = norm(scale * table[id] + types[0] + positions[pos])`, and what comes of it before the first layer.
+    /// The dispatches before the first layer: `x = norm(scale * table[id] + types[0] + positions[pos])`, then the
+    /// per-layer embeddings and residual streams of models that have them.
     pub(super) fn embedding(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, w, spec) = (self.scratch, self.weights, &self.spec.embedding);
         let mut dispatches = kernels::embedding(self.gpu, &w.token_embd, &scratch.x, self.batch)?;
@@ -25,7 +27,8 @@ impl PlanBuilder<'_> {
         Ok(dispatches)
     }
 
-    /// The inputs of every layer's own embedding: `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`.
+    /// Appends Gemma 3n's per-layer embeddings of all layers, `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`,
+    /// to `layer_embeddings`.
     fn embed_for_layers(&self, dispatches: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
         let (scratch, n_embd, n_layer) = (self.scratch, self.spec.n_embd, self.spec.n_layer());
         let (Some(spec), Some(w)) = (&self.spec.embedding.per_layer, &self.weights.per_layer) else { return Ok(()) };
@@ -38,7 +41,7 @@ impl PlanBuilder<'_> {
             dispatches,
             LinearProduct::new(&w.model_proj, MatvecOutput::Store, &scratch.x, &scratch.layer_projections),
         )?;
-        // A norm of `a x` is one of `x` with an epsilon of `eps / a^2`.
+        // The norm of `a x` equals the norm of `x` with an epsilon of `eps / a^2`, here with `a = n_embd^-1/2`.
         let shape = NormShape {
             n: width,
             rows: n_layer,
@@ -62,7 +65,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// States after the last norm, of wanted tokens, next to one another in `h`.
+    /// The hidden vectors of wanted tokens after the last norm: `h`, `[n_wanted, n_embd]`.
     pub(super) fn hidden(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let scratch = self.scratch;
         let mut dispatches = Vec::new();
@@ -76,7 +79,7 @@ impl PlanBuilder<'_> {
         Ok(dispatches)
     }
 
-    /// Logits of wanted tokens; nothing for a model without.
+    /// The logits of wanted tokens: `logits`, `[n_wanted, n_vocab]`. Empty for a model without an output head.
     pub(super) fn head(&self) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, w) = (self.scratch, self.weights);
         let Some(head) = &self.spec.output.head else { return Ok(Vec::new()) };

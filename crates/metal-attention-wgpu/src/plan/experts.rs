@@ -1,4 +1,5 @@
-//! A mixture of experts: the router's choice, which stays on the GPU, the chosen experts, and what all tokens go through.
+//! A mixture of experts: router, chosen experts, and the shared expert that all tokens pass through. The choice stays
+//! on the GPU.
 
 use crate::kernels::{self, ExpertsMatrices, FEW_TOKENS, MatvecInput, MatvecOutput, NormShape};
 use crate::{Dispatch, WgpuError};
@@ -9,7 +10,9 @@ use super::{LinearProduct, PlanBuilder, ProductInput};
 use crate::weights::WgpuExperts;
 
 impl PlanBuilder<'_> {
-    /// `sum = ` or, to `accumulate`, `sum +=` the weighted sum of each token's experts and what all tokens go through.
+    /// Appends `sum = ` the weighted sum of each token's experts and the shared expert; with `accumulate` `sum +=`.
+    /// Writes `scores` (of the router), the expert scratch buffers and, for norms of their own and for the shared
+    /// expert, `result`.
     pub(super) fn experts(
         &self,
         dispatches: &mut Vec<Dispatch>,

@@ -1,4 +1,5 @@
-//! One layer: its mixer and feed-forward, each with its norms and its way into the residual stream.
+//! One layer: its mixer and feed-forward, each with its norms and its residual join. The residual stream is
+//! `scratch.x`.
 
 use crate::kernels::{self, Gating, MatvecOutput, NormShape, ScaleShape};
 use crate::{Dispatch, WgpuError};
@@ -9,19 +10,22 @@ use super::mixer::MixerResult;
 use super::{BatchKind, LinearProduct, PlanBuilder, ProductInput};
 use crate::weights::{WgpuDense, WgpuFeedForward, WgpuLinear, WgpuNorm};
 
-/// What a feed-forward gives.
+/// The result of a feed-forward, as far as it was computed.
 #[derive(Clone, Copy)]
 enum FeedForwardResult<'a> {
-    /// The activated gate, which this matrix multiplies.
+    /// `W gated`: the last product is not appended yet. It multiplies this matrix by `scratch.gated`.
     Gated(&'a WgpuLinear),
-    /// A sum that lies there.
+    /// The result is in this buffer and is to be added to the residual stream.
     Sum(&'a Buffer),
-    /// Nothing more: it is in the residual stream, or there is none.
+    /// The result was added to the residual stream already, or there is no feed-forward.
     Added,
 }
 
 impl PlanBuilder<'_> {
-    /// All that layer `i` does.
+    /// All dispatches of layer `i`. The arms follow [`Residual`]:
+    /// - Sequential: `x += scale * mixer(norm(x))`, then `x += scale * feed_forward(norm(x))`;
+    /// - Parallel: `x += mixer(norm(x)) + feed_forward(norm(x))`, both of the same `x`;
+    /// - `PostNorm`: `x = norm(x + mixer(x))`, then `x = norm(x + feed_forward(x))`.
     pub(super) fn layer(&self, i: usize) -> Result<Vec<Dispatch>, WgpuError> {
         let (scratch, layer, w) = (self.scratch, &self.spec.layers[i], &self.weights.layers[i]);
         let (mixer_post, post) = (w.mixer_post_norm.as_ref(), w.feed_forward_post_norm.as_ref());
@@ -40,20 +44,24 @@ impl PlanBuilder<'_> {
                 self.join_feed_forward(&mut dispatches, result, post, *scale)?;
             }
             Residual::Parallel => {
-                // What the feed-forward reads does not have the mixer's result.
-                let shared = w.feed_forward_norm.is_none();
-                let input =
-                    self.input(&mut dispatches, w.mixer_norm.as_ref(), shared || self.mixer_materialises_norm(i))?;
+                // The mixer is joined only after the feed-forward has read `x`. Without a norm of its own the
+                // feed-forward reads the mixer's input.
+                let shares_input = w.feed_forward_norm.is_none();
+                let input = self.input(
+                    &mut dispatches,
+                    w.mixer_norm.as_ref(),
+                    shares_input || self.mixer_materialises_norm(i),
+                )?;
                 let mixed = self.mixer(&mut dispatches, i, input)?;
                 let own = w.feed_forward_norm.as_ref();
-                let input = if shared {
+                let input = if shares_input {
                     input
                 } else {
                     self.input(&mut dispatches, own, self.feed_forward_materialises_norm(i))?
                 };
-                let given = self.feed_forward(&mut dispatches, i, input, 1.0)?;
+                let result = self.feed_forward(&mut dispatches, i, input, 1.0)?;
                 self.join_mixer(&mut dispatches, &mixed, mixer_post, 1.0)?;
-                self.join_feed_forward(&mut dispatches, given, post, 1.0)?;
+                self.join_feed_forward(&mut dispatches, result, post, 1.0)?;
             }
             Residual::PostNorm { mixer: _, feed_forward: _ } => {
                 let [mixer_sum, feed_forward_sum] = w.sum_norms.as_ref().expect("norms of sums have weights");
@@ -81,7 +89,8 @@ impl PlanBuilder<'_> {
         Ok(dispatches)
     }
 
-    /// `x += scale * norm(sum)` with the sum of what a mixer gives.
+    /// Appends `x += scale * norm(sum of the mixer's last products)`. Without norm and factor the products accumulate
+    /// in `x`; otherwise in `result`, which is then added.
     fn join_mixer(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -90,24 +99,25 @@ impl PlanBuilder<'_> {
         scale: f32,
     ) -> Result<(), WgpuError> {
         let scratch = self.scratch;
-        let straight = norm.is_none() && scale == 1.0;
-        let y = if straight { &scratch.x } else { &scratch.result };
-        for (i, shape) in mixed.iter().enumerate() {
-            let output = if straight || i > 0 { MatvecOutput::Accumulate } else { MatvecOutput::Store };
-            let product = LinearProduct::new(shape.out, output, shape.x, y);
-            match shape.norm {
+        let accumulates = norm.is_none() && scale == 1.0;
+        let y = if accumulates { &scratch.x } else { &scratch.result };
+        for (i, part) in mixed.iter().enumerate() {
+            let output = if accumulates || i > 0 { MatvecOutput::Accumulate } else { MatvecOutput::Store };
+            let product = LinearProduct::new(part.out, output, part.x, y);
+            match part.norm {
                 Some(norm) => self.multiply_normed(dispatches, norm, product)?,
                 None => self.multiply(dispatches, product)?,
             }
         }
-        if straight || mixed.is_empty() {
+        if accumulates || mixed.is_empty() {
             Ok(())
         } else {
             self.add(dispatches, &scratch.result, norm, scale, &scratch.x)
         }
     }
 
-    /// `x += scale * norm(linear(input))`.
+    /// Appends `x += scale * norm(linear input)`: one product if there is neither norm nor factor, else through
+    /// `result`.
     fn join(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -124,8 +134,8 @@ impl PlanBuilder<'_> {
         self.add(dispatches, &scratch.result, norm, scale, &scratch.x)
     }
 
-    /// What the feed-forward of layer `i` makes of `input`, but for its last product where that can be added to the residual
-    /// stream at once. `scale` is the factor on what it gives.
+    /// Appends the feed-forward of layer `i` except, for a dense one, its last product. `scale`: the factor of the
+    /// residual join, on which it depends whether the result can be added to `x` directly.
     fn feed_forward(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -140,7 +150,8 @@ impl PlanBuilder<'_> {
                 Ok(FeedForwardResult::Gated(&w.down))
             }
             (FeedForward::Experts(e), WgpuFeedForward::Experts(w)) => {
-                // Without a norm before it, what follows the experts reads the stream itself.
+                // Added directly only if a norm precedes the experts: without one they still read `x` while it would be
+                // written.
                 let plain = layer.feed_forward_post_norm.is_none() && w.own_norms.is_none() && scale == 1.0;
                 let added = plain && layer.feed_forward_norm.is_some();
                 let sum = if added { &self.scratch.x } else { &self.scratch.experts_sum };
@@ -170,8 +181,9 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether several kernels read the input of the feed-forward of layer `i`, and it is better made once: the kernels of
-    /// one token take the norm on the way, but for a shared expert, which comes after others were added to the stream.
+    /// Whether the norm before the feed-forward of layer `i` is written to `h` because several products read it. The
+    /// kernels of one token compute it in their prologue instead, unless there is a shared expert: it runs after the
+    /// others, which may have been added to `x` by then.
     fn feed_forward_materialises_norm(&self, i: usize) -> bool {
         match &self.spec.layers[i].feed_forward {
             FeedForward::Dense(_) | FeedForward::None => false,
@@ -180,22 +192,22 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// `x += scale * norm(given)`.
+    /// Appends `x += scale * norm(result)`.
     fn join_feed_forward(
         &self,
         dispatches: &mut Vec<Dispatch>,
-        given: FeedForwardResult<'_>,
+        result: FeedForwardResult<'_>,
         norm: Option<&WgpuNorm>,
         scale: f32,
     ) -> Result<(), WgpuError> {
-        match given {
+        match result {
             FeedForwardResult::Gated(down) => self.join(dispatches, down, &self.scratch.gated, norm, scale),
             FeedForwardResult::Sum(sum) => self.add(dispatches, sum, norm, scale, &self.scratch.x),
             FeedForwardResult::Added => Ok(()),
         }
     }
 
-    /// `y += scale * norm(x)`.
+    /// Appends `y += scale * norm(x)`; without a norm `y += scale * x`.
     pub(super) fn add(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -212,7 +224,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// `gated = activation(gate(input)) * up(input)`.
+    /// Appends `gated = activation(gate(input)) * up(input)`, through `gate_up` unless one product does it all.
     pub(super) fn gated(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -230,7 +242,8 @@ impl PlanBuilder<'_> {
                 LinearProduct::new(gate_up, MatvecOutput::Gated, &scratch.x, &scratch.gated),
             );
         }
-        // No kernel for products sees both of a pair where gate and up have different types, or knows another activation.
+        // The gated product needs gate and up rows as neighbours, of one type, and SiLU. All others store the product
+        // first.
         self.project(
             dispatches,
             input,
@@ -245,8 +258,9 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// `x += norm(proj(gelu(gate(x)) * input))`, where layers have an embedding of their own; with several streams the first,
-    /// times a factor, is read, and the others get it.
+    /// Appends `x += norm(proj(gelu(gate(x)) * e))` with the layer's per-layer embedding `e` (Gemma 3n); nothing for
+    /// models without. With several residual streams the first one, scaled, takes the place of `x` on the right (in
+    /// `h`), and the result is added to the others.
     fn add_layer_embedding(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (scratch, n, w) = (self.scratch, self.spec.n_embd, &self.weights.layers[i]);
         let (Some(spec), Some(own)) = (&self.spec.embedding.per_layer, &w.layer_embedding) else { return Ok(()) };

@@ -1,4 +1,6 @@
-//! Mamba and Mamba-2: state spaces behind a short convolution, with a gate.
+//! Mamba and Mamba-2: a short convolution, a selective state space, and a gate. The state of a sequence in a layer is
+//! the last inputs of the convolution, `[n_tap - 1, channels]`, followed by the state space's own, at least `[width,
+//! d_state]`.
 
 use metal_attention_model::{BatchKind, Mamba2Spec, MambaDecay, MambaSpec, NormKind};
 use wgpu::Buffer;
@@ -12,13 +14,15 @@ use crate::kernels::{
 use crate::mamba::{WgpuMamba, WgpuMamba2};
 use crate::{Bind, Dispatch, GridExtent, WgpuError};
 
+/// A buffer as a kernel's optional binding.
 fn bound(buffer: Option<&Buffer>) -> Option<&dyn Bind> {
     buffer.map(|buffer| buffer as &dyn Bind)
 }
 
 impl PlanBuilder<'_> {
-    /// Mamba-2 of layer `i`, whose `[z, x, B, C, dt]` are the `inputs` of rows of `qkv`, up to the row that its output matrix
-    /// multiplies, for which there is room in `out`.
+    /// Appends Mamba-2 of layer `i`. Reads `inputs`, the part of the rows of `qkv` that holds `[z, x, B, C, dt]`;
+    /// writes its result to `out` (`mamba.y` before a norm). Decode steps take one kernel where it fits the GPU; others
+    /// a convolution to `mamba.conv` and a scan.
     pub(super) fn mamba2<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,
@@ -86,7 +90,7 @@ impl PlanBuilder<'_> {
         }
         match &w.norm {
             None => Ok(MixerResult::new(&w.out, out)),
-            // The product of one token takes the norm of a whole row on its way.
+            // The output product of one token computes the norm of a whole row in its prologue.
             Some(norm) if n_group == 1 && self.kind == BatchKind::One => {
                 Ok(MixerResult { out: &w.out, x: y, norm: Some(norm) })
             }
@@ -109,7 +113,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Mamba of layer `i`, up to the row that its output matrix multiplies.
+    /// Appends Mamba of layer `i`. Projects `input` to `qkv` (x and gate z), convolves x to `mamba.conv`, computes dt,
+    /// B and C of each token, and scans; the result is in `mixer_out`.
     pub(super) fn mamba<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,
@@ -128,8 +133,8 @@ impl PlanBuilder<'_> {
             ConvolutionShape { channels: width, width: n_tap, bias, silu: true, x, out: row, states: last_inputs };
         dispatches.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
 
-        let bc = self.choose(dispatches, spec, w)?;
-        let of_state = StridedStates { at: (n_tap - 1) * width, ..last_inputs };
+        let bc = self.select(dispatches, spec, w)?;
+        let state_space = StridedStates { at: (n_tap - 1) * width, ..last_inputs };
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
         let (b, c) = (StridedRows { stride: 2 * d_state, at: 0 }, StridedRows { stride: 2 * d_state, at: d_state });
         dispatches.push(match decay {
@@ -143,7 +148,7 @@ impl PlanBuilder<'_> {
                     c,
                     gate: Some(gate),
                     out: row,
-                    states: of_state,
+                    states: state_space,
                 };
                 let buffers = MambaBuffers {
                     x: &m.conv,
@@ -171,7 +176,7 @@ impl PlanBuilder<'_> {
                     dt: StridedRows::whole(n_head),
                     gate: Some(gate),
                     out: row,
-                    states: of_state,
+                    states: state_space,
                 };
                 let buffers = Mamba2Buffers {
                     x: &m.conv,
@@ -191,8 +196,9 @@ impl PlanBuilder<'_> {
         Ok(MixerResult::new(&w.out, &scratch.mixer_out))
     }
 
-    /// `dt`, without its bias, of all tokens, and their `B` and `C`, which lie in what is returned.
-    fn choose(&self, dispatches: &mut Vec<Dispatch>, spec: &MambaSpec, w: &WgpuMamba) -> Result<&Buffer, WgpuError> {
+    /// Appends the selection: what each token derives its state update from. Reads `mamba.conv`; writes `mamba.low` and
+    /// the step size `mamba.dt`, without its bias, and `mamba.bc`. Returns the buffer that holds B and C.
+    fn select(&self, dispatches: &mut Vec<Dispatch>, spec: &MambaSpec, w: &WgpuMamba) -> Result<&Buffer, WgpuError> {
         let (m, d_state) = (&self.scratch.mamba, spec.d_state);
         self.multiply(dispatches, LinearProduct::new(&w.select_dt, MatvecOutput::Store, &m.conv, &m.low))?;
         self.multiply(dispatches, LinearProduct::new(&w.select_bc, MatvecOutput::Store, &m.conv, &m.bc))?;
@@ -224,7 +230,7 @@ impl PlanBuilder<'_> {
         Ok(&m.bc_normed)
     }
 
-    /// The convolution of layer `i`, of rows of `qkv`.
+    /// The convolution of layer `i`, from `qkv` to `mamba.conv`.
     fn convolution(
         &self,
         i: usize,

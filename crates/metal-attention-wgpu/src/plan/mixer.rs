@@ -1,4 +1,10 @@
-//! A layer's mixer, from its input to what its output matrix is multiplied by.
+//! The mixer of a layer, from the residual stream (or its norm) to the input of the output matrix.
+//!
+//! Every function appends the dispatches of one step to `dispatches` and names the scratch buffers that these read and
+//! write. The output matrix itself is not multiplied here: [`MixerResult`] says what it multiplies, and `layer.rs`
+//! joins the product to the residual stream. Softmax attention has *fast* kernels for the common variants, which read
+//! Q, K and V from the projected rows, and *general* ones for all others, which first write queries to a buffer; see
+//! `parts.rs`.
 
 use crate::kernels::{
     self, AttentionBuffers, AttentionInputsBuffers, AttentionInputsShape, AttentionShape, GeneralAttention,
@@ -13,25 +19,29 @@ use super::{LinearProduct, PlanBuilder, ProductInput};
 use crate::parts::{AttentionKernels, MixerKernels};
 use crate::weights::{WgpuAttention, WgpuLinear, WgpuMixer, WgpuNorm};
 
-/// What a mixer gives: an output matrix and what it multiplies.
+/// The last product of a mixer, not appended yet: `out x`, or `out norm(x)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MixerResult<'a> {
+    /// The output matrix.
     pub(super) out: &'a WgpuLinear,
+    /// What it multiplies, a scratch buffer.
     pub(super) x: &'a Buffer,
-    /// A norm of `x` that is still to be taken, where there is one token.
+    /// The norm of `x` that the product computes in its prologue; only in plans for one token.
     pub(super) norm: Option<&'a WgpuNorm>,
 }
 
 impl<'a> MixerResult<'a> {
+    /// The product `out x` without a norm.
     pub(super) fn new(out: &'a WgpuLinear, x: &'a Buffer) -> Self {
         Self { out, x, norm: None }
     }
 }
 
 impl PlanBuilder<'_> {
-    /// Whether several matrices read the input of layer `i`'s mixer.
+    /// Whether the norm before layer `i`'s mixer is written to `h` for several products. Otherwise the mixer has one
+    /// product, which computes the norm in its prologue.
     pub(super) fn mixer_materialises_norm(&self, i: usize) -> bool {
-        // LAuReL does, too.
+        // LAuReL reads the normed input beside the mixer.
         if self.weights.layers[i].streams.is_some() {
             return true;
         }
@@ -44,12 +54,15 @@ impl PlanBuilder<'_> {
             | MixerKernels::AttentionAndMamba2(..)
             | MixerKernels::None => false,
             MixerKernels::Latent(..) | MixerKernels::Rwkv6(_) | MixerKernels::Rwkv7(_) => true,
-            // The kernels of one token take the norm on the way.
+            // The kernels of one token compute the norm in the prologue: cheaper than a dispatch, even for two
+            // products.
             MixerKernels::DeltaRule(_) => self.kind != BatchKind::One && self.delta_rule_gates_apart(i),
         }
     }
 
-    /// The mixer of layer `i`: what its result is the sum of.
+    /// Appends the mixer of layer `i` and returns its last products, whose sum is the mixer's result: two for attention
+    /// beside Mamba-2, none for a layer without a mixer, else one. Reads `x`, or `h` where `input` says so. Writes
+    /// `qkv`, the KV cache or recurrent states of the layer, and the buffers of the results.
     pub(super) fn mixer(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -138,12 +151,13 @@ impl PlanBuilder<'_> {
                 | WgpuMixer::None,
                 _,
             ) => {
-                panic!("the weights are those spec the layers: both were made from one description")
+                panic!("the weights are those of the layers: both were made from one description")
             }
         }
     }
 
-    /// Attention of layer `i`, of its queries, keys and values.
+    /// Appends softmax attention of layer `i`. Reads `qkv`, which holds projected queries, keys and values; appends the
+    /// keys and values to the KV cache; writes `mixer_out`, and with the general kernels `queries`.
     fn softmax_attention<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,
@@ -164,7 +178,9 @@ impl PlanBuilder<'_> {
         Ok(MixerResult::new(out, &self.scratch.mixer_out))
     }
 
-    /// Attention over the cache of layer `i`, after its newest keys and values were appended.
+    /// Appends attention by the fast kernels: RoPE, the append to the KV cache of layer `i`, and attention over it, in
+    /// one kernel for a decode step and in two for other batches. Reads `qkv`, writes `mixer_out`; `partial` holds the
+    /// results of splits.
     fn fast_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -198,7 +214,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Whether every token is the next one of its sequence.
+    /// Whether the plan is for decode steps: every token is the next one of its sequence.
     pub(super) fn decodes(&self) -> bool {
         match self.kind {
             BatchKind::One | BatchKind::Sequences => true,
@@ -206,7 +222,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Queries as attention takes them, and the way of keys and values into the cache, from their projections.
+    /// Appends the kernel that prepares general attention: norm and RoPE of the projected queries and keys, and the
+    /// append of keys and values to the KV cache unless the layer reads another one's. Reads `qkv`, writes `queries`.
     fn attention_inputs(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -227,7 +244,8 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Attention of any kind over the cache that layer `i` reads.
+    /// Appends attention by the general kernels over the KV cache that layer `i` reads. Reads `queries`, writes
+    /// `mixer_out`; for decode steps also the merge of splits, through `partial`.
     fn general_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -252,8 +270,13 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1): the cache holds one compressed row a token,
-    /// which is key and value of all heads; the keys' expansion is taken into the query, that of the values follows attention.
+    /// Appends multi-head latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1). The KV cache holds one
+    /// compressed row for each position, which is key and value of all heads. Queries are multiplied by the key
+    /// expansion before attention, and the results by the value expansion after it, so that cached rows are never
+    /// expanded.
+    ///
+    /// `q_a = norm(Wqa input)`, `qkv = Wqb q_a` (queries), `kv_a = Wkva input`, `queries = Kb qkv`, attention to
+    /// `mixer_out`, `values = Vb mixer_out`.
     fn latent_attention(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -266,7 +289,7 @@ impl PlanBuilder<'_> {
         let (WgpuMixer::Latent { q_a, q, kv_a, kv_a_norm, k_b, v_b, out: _ }, Mixer::LatentAttention(spec)) =
             (&self.weights.layers[i].mixer, &self.spec.layers[i].mixer)
         else {
-            panic!("the weights are those spec the layers: both were made from one description")
+            panic!("the weights are those of the layers: both were made from one description")
         };
         match q_a {
             Some((q_a, norm)) => {

@@ -1,4 +1,6 @@
-//! RWKV's time mixes and its channel mix, which keep a state and the input of the token before.
+//! RWKV's time mixes (versions 6 and 7) and its channel mix. The state of a sequence in a layer is a matrix for each
+//! head, followed by the inputs of the last token to the time mix and to the channel mix, which their token shifts mix
+//! in.
 
 use metal_attention_model::{Activation, BatchKind, ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 use wgpu::Buffer;
@@ -13,16 +15,18 @@ use crate::kernels::{
 use crate::weights::{WgpuChannelMix, WgpuLinear, WgpuRwkv6, WgpuRwkv7};
 use crate::{Bind, Dispatch, WgpuError};
 
-/// What RWKV-7's low-rank products are of, in the order of their results: decay, rate, how much of the first layer's values comes
-/// in, gate.
+/// Index of the decay among RWKV-7's low-rank products.
 const DECAY: usize = 0;
+/// Index of the in-context learning rate.
 const RATE: usize = 1;
+/// Index of the share of the first layer's values in those of later layers. The gate is the last product.
 const FIRST_VALUE: usize = 2;
 
-/// A head is a workgroup's.
+/// The error for heads that one workgroup cannot hold.
 const TOO_LARGE: WgpuError = WgpuError::UnsupportedPart { part: "RWKV with heads too large for a workgroup" };
 
-/// RWKV-7's low-rank products.
+/// The sizes of RWKV-7's low-rank products: decay, learning rate, share of the first layer's values (not in the first
+/// layer itself), gate (if the model has one).
 pub(crate) fn low_rank_of_rwkv7(spec: &Rwkv7Spec) -> LowRankShape {
     let first_value = (!spec.first).then_some((spec.value_rank, LowRankActivation::AsItIs));
     let gate = spec.gate_rank.map(|rank| (rank, LowRankActivation::Sigmoid));
@@ -31,7 +35,9 @@ pub(crate) fn low_rank_of_rwkv7(spec: &Rwkv7Spec) -> LowRankShape {
 }
 
 impl PlanBuilder<'_> {
-    /// The time mix of layer `i`, up to the row that the output matrix multiplies.
+    /// Appends RWKV-7's time mix of layer `i`, whose result is in `mixer_out`. The token shift writes `mixed`, products
+    /// of it `r`, `k`, `v` and, through low-rank matrices, `small` and `large` (decay, rate, share, gate). The first
+    /// layer writes its values to `first_value`, where later layers read them.
     pub(super) fn rwkv7(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -43,9 +49,9 @@ impl PlanBuilder<'_> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
         let shift = TokenShiftOptions { n_out: spec.n_mix(), at: spec.width * spec.head_dim, advance: true };
         self.shift(dispatches, i, input, &shift, &w.lerps, None)?;
-        // The first layer's values stay for all others.
+        // The first layer's values stay in their own buffer for all later layers.
         let v = if spec.first { &r.first_value } else { &r.v };
-        // Mixed inputs are those of r, w, k, v, a, g.
+        // The token shift's results are the inputs of r, w, k, v, a, g, in this order.
         let [for_r, for_w, for_k, for_v, for_a] = [0, 1, 2, 3, 4].map(|m| &r.mixed[m]);
         for (linear, x, y) in [(&w.receptance, for_r, &r.r), (&w.key, for_k, &r.k), (&w.value, for_v, v)] {
             self.multiply(dispatches, LinearProduct::new(linear, MatvecOutput::Store, x, y))?;
@@ -88,7 +94,7 @@ impl PlanBuilder<'_> {
             segments: self.states.segments(),
         };
         let with = Rwkv7MixBuffers {
-            weights: &w.of_channels,
+            weights: &w.channel_params,
             residual: (!spec.first).then_some([&r.first_value as &dyn Bind, &r.large]),
             gate: spec.gate_rank.map(|_| &r.large as &dyn Bind),
         };
@@ -97,7 +103,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// The same of RWKV-6.
+    /// Appends RWKV-6's time mix of layer `i`, whose result is in `mixer_out`.
     pub(super) fn rwkv6(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -108,7 +114,8 @@ impl PlanBuilder<'_> {
     ) -> Result<(), WgpuError> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
         let at = spec.width * spec.head_dim;
-        // Tokens have a say in how far each goes towards the one before, which is read twice.
+        // The factors of the second token shift depend on the token: they come from the first one, which must therefore
+        // not replace the last token's row in the state yet.
         self.shift(dispatches, i, input, &TokenShiftOptions { n_out: 1, at, advance: false }, &w.lerp_x, None)?;
         self.multiply(dispatches, LinearProduct::new(&w.mix_down, MatvecOutput::Store, &r.mixed[0], &r.small))?;
         let mixes =
@@ -122,7 +129,7 @@ impl PlanBuilder<'_> {
             &w.lerps,
             Some(&r.lerps),
         )?;
-        // Mixed inputs are those of w, k, v, r, g.
+        // The token shift's results are the inputs of w, k, v, r, g, in this order.
         let products: [(&WgpuLinear, &Buffer); 5] =
             [(&w.decay_down, &r.small), (&w.key, &r.k), (&w.value, &r.v), (&w.receptance, &r.r), (&w.gate, &r.gate)];
         for ((linear, y), x) in products.into_iter().zip(&r.mixed) {
@@ -169,8 +176,8 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// The channel mix of layer `i`, up to the activated keys, `gated`, which the last matrix multiplies; where there is a gate
-    /// behind that, up to what it gives: in the residual stream where `added`, else in the buffer of the keys of heads.
+    /// Appends the channel mix of layer `i`. Without a receptance the last product is left to the caller: it multiplies
+    /// `scratch.gated`. With one, the gated result is added to `x` if `added`, else written to `rwkv.k`.
     pub(super) fn channel_mix(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -207,7 +214,8 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// `mixed` of what is `input` of layer `i`, with the factors `mu` and what tokens add to them.
+    /// Appends a token shift of layer `i`'s `input` to `mixed`: `mu` are the factors of all tokens, `mu_of_tokens` what
+    /// each token adds to them.
     fn shift(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -251,7 +259,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// What comes of `small` through second matrices of low-rank products.
+    /// Appends the second matrices `up` of low-rank products, from `rwkv.small` to `y`.
     pub(super) fn expand(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -264,18 +272,18 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// The states of layer `i` from element `at` on.
+    /// Where a part of layer `i`'s state lies that begins at element `at`.
     fn states_at(&self, i: usize, at: usize) -> StridedStates {
         StridedStates { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
     }
 }
 
-/// A token shift.
+/// What distinguishes one token shift from another.
 struct TokenShiftOptions {
-    /// Inputs that it makes of one.
+    /// Number of results: each token's row mixed with the one before by different factors.
     n_out: usize,
-    /// Where the row of the token before lies in the layer's state.
+    /// Where the last token's row lies in the layer's state.
     at: usize,
-    /// Whether that goes on.
+    /// Whether the row in the state is replaced by the batch's last one.
     advance: bool,
 }

@@ -1,4 +1,4 @@
-//! Gated short convolutions (LFM2), whose last inputs are a recurrent state.
+//! Gated short convolutions (LFM2): `C * conv(B * x)`. The recurrent state is the convolution's last inputs.
 
 use metal_attention_model::ShortConvSpec;
 use wgpu::Buffer;
@@ -9,7 +9,8 @@ use crate::weights::WgpuLinear;
 use crate::{Dispatch, WgpuError};
 
 impl PlanBuilder<'_> {
-    /// Both gates and the convolution of layer `i`, up to the row that the output matrix multiplies.
+    /// Appends the gated convolution of layer `i`: `qkv = linear(input)` holds B, C and x of each token; the result is
+    /// in `mixer_out`.
     pub(super) fn short_conv(
         &self,
         dispatches: &mut Vec<Dispatch>,

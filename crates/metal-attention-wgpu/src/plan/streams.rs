@@ -1,5 +1,6 @@
-//! Several residual streams of which each layer computes with the first (`AltUp`, arXiv 2301.13310), and learned residuals of low
-//! rank beside attention (`LAuReL`, arXiv 2411.07501), as Gemma 3n has them.
+//! Gemma 3n's residual streams: every token has several hidden vectors side by side, of which each layer evaluates the
+//! first and predicts and corrects the others (`AltUp`, arXiv 2301.13310); and its low-rank residuals beside attention
+//! (`LAuReL`, arXiv 2411.07501). All functions append nothing for models without.
 
 use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, StreamRows, StreamsBuffers};
 use crate::{Dispatch, WgpuError};
@@ -10,7 +11,8 @@ use super::{LinearProduct, PlanBuilder};
 use crate::weights::WgpuLayerStreams;
 
 impl PlanBuilder<'_> {
-    /// Before the first layer: the other streams are projections of the embedding, as long as it.
+    /// Appends the initial streams, before the first layer: the embedding `x`, and its projections scaled to the length
+    /// of `x`. Writes `streams`.
     pub(super) fn spread_over_streams(&self, dispatches: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
         let (scratch, n) = (self.scratch, self.spec.n_embd);
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.streams) else { return Ok(()) };
@@ -23,7 +25,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// A layer's prediction of every stream; `x` becomes that of the first.
+    /// Appends a layer's prediction of every stream from all of them. Updates `streams`; `x` becomes the first.
     pub(super) fn predict_streams(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.layers[i].streams) else {
             return Ok(());
@@ -34,7 +36,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// `laurel = h + norm(r(l(h)))` of the mixer's input.
+    /// Appends `laurel = h + norm(R (L h))`, where `h` is the mixer's input.
     pub(super) fn laurel(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (scratch, Some(w)) = (self.scratch, &self.weights.layers[i].streams) else { return Ok(()) };
         self.multiply(
@@ -52,7 +54,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// `x = (x + laurel) / sqrt(2)`, after attention.
+    /// Appends `x = (x + laurel) / sqrt(2)`, after the mixer is joined.
     pub(super) fn add_laurel(&self, dispatches: &mut Vec<Dispatch>, i: usize) -> Result<(), WgpuError> {
         let (scratch, n) = (self.scratch, self.spec.n_embd);
         if self.weights.layers[i].streams.is_none() {
@@ -65,7 +67,8 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// Every stream is corrected by what the layer made of the first; `x` becomes that, and `h` that times a factor.
+    /// Appends the correction of every stream by the layer's result `x` for the first. Updates `streams`; `x` becomes
+    /// the first, and `h` the first times a learned factor.
     pub(super) fn correct_streams(
         &self,
         dispatches: &mut Vec<Dispatch>,
@@ -78,7 +81,8 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// After the last layer: `x` becomes the mean of all streams, projected back to the first one's length.
+    /// Appends the end of the streams, after the last layer: `x` becomes the mean of all, each projected back and
+    /// scaled to the length of the first.
     pub(super) fn join_streams(&self, dispatches: &mut Vec<Dispatch>) -> Result<(), WgpuError> {
         let (scratch, n) = (self.scratch, self.spec.n_embd);
         let (Some(spec), Some(w)) = (&self.spec.embedding.streams, &self.weights.streams) else { return Ok(()) };
@@ -100,7 +104,7 @@ impl PlanBuilder<'_> {
         Ok(())
     }
 
-    /// `router = W norm(x) / n_embd`
+    /// Appends `router = W norm(x) / n_embd`, the coefficients of predictions and corrections.
     fn route(&self, dispatches: &mut Vec<Dispatch>, w: &WgpuLayerStreams) -> Result<(), WgpuError> {
         let (scratch, n) = (self.scratch, self.spec.n_embd);
         let shape = NormShape { scale: 1.0 / n as f32, ..NormShape::of_row(n) };
@@ -108,16 +112,17 @@ impl PlanBuilder<'_> {
         self.multiply(dispatches, LinearProduct::new(&w.router, MatvecOutput::Store, &scratch.h, &scratch.router))
     }
 
+    /// The buffers of a prediction or correction with the coefficients' `matrix`.
     fn streams_buffers<'b>(&'b self, matrix: &'b Buffer) -> StreamsBuffers<'b> {
         StreamsBuffers { router: &self.scratch.router, matrix, streams: &self.scratch.streams, x: &self.scratch.x }
     }
 
-    /// Whole rows of a buffer as wide as the residual stream.
+    /// The rows of a buffer as wide as the residual stream.
     fn rows<'b>(&self, buffer: &'b Buffer) -> StreamRows<'b> {
         StreamRows { buffer, stride: self.spec.n_embd, at: 0 }
     }
 
-    /// Rows of one of the streams.
+    /// The rows of stream `i`.
     fn stream(&self, spec: &Streams, i: usize) -> StreamRows<'_> {
         let n = self.spec.n_embd;
         StreamRows { buffer: &self.scratch.streams, stride: spec.n * n, at: i * n }

@@ -43,7 +43,7 @@ pub(crate) struct WgpuRwkv7 {
     /// The second ones, a row for each row of the first, `[ranks, width]`.
     pub(crate) up: Buffer,
     /// As `rwkv7_mix` takes them, `[8, width]`.
-    pub(crate) of_channels: Buffer,
+    pub(crate) channel_params: Buffer,
     pub(crate) out: WgpuLinear,
 }
 
@@ -98,7 +98,7 @@ impl WgpuRwkv7 {
         let none = vec![0.0; spec.width];
         let first_bias = w.first_value.as_ref().map_or(&none, |(_, bias)| bias);
         let [norm_weight, norm_bias] = w.norm.as_ref().map_or([&none, &none], |[weight, bias]| [weight, bias]);
-        let of_channels =
+        let channel_params =
             [&w.decay_bias, &w.rate_bias, first_bias, &w.removed, &w.kept, &w.bonus, norm_weight, norm_bias];
         Ok(Self {
             lerps: gpu.upload("weights of channels", &w.lerps)?,
@@ -107,7 +107,7 @@ impl WgpuRwkv7 {
             value: concat(gpu, "the values", &[&w.value], uploads)?,
             down: concat(gpu, "the low-rank matrices", &downs, uploads)?,
             up: gpu.upload("the low-rank matrices", &transposed(&ups))?,
-            of_channels: gpu.upload("weights of channels", &of_channels.map(Vec::as_slice).concat())?,
+            channel_params: gpu.upload("weights of channels", &channel_params.map(Vec::as_slice).concat())?,
             out: concat(gpu, "the time mix's output matrix", &[&w.out], uploads)?,
         })
     }
