@@ -75,8 +75,8 @@ pub struct BatchDims {
     pub n_splits: u32,
 }
 
-/// The number of workgroups for a batch of these dimensions.
 impl GridExtent {
+    /// The number of workgroups for a batch of these dimensions.
     fn workgroups(self, size: BatchDims) -> u32 {
         match self {
             Self::Fixed(n) => n,
@@ -158,8 +158,8 @@ impl BufferCapacity {
         Some(capacity)
     }
 
+    /// Whether a batch of these dimensions fits.
     fn fits(self, size: BatchDims) -> bool {
-        /// Whether a batch of these dimensions fits.
         let n_tokens = u64::from(size.n_tokens);
         n_tokens <= self.tokens
             && u64::from(size.n_wanted) <= self.wanted
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_no_larger_than_its_buffers() {
+    fn a_batch_fits_if_its_buffers_are_long_enough() {
         let capacity = BufferCapacity::of(&[
             (&Bytes(64), AccessRange::Fixed(64)),
             (&Bytes(96), AccessRange::Tokens(32)),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_has_no_more_tiles_of_experts_than_its_buffers() {
+    fn a_batch_fits_if_its_buffers_hold_its_tiles_of_experts() {
         for (n_expert, n_used, tokens) in [(1, 1, 1), (8, 2, 16), (128, 8, 64), (5, 3, 7)] {
             let tiles = ExpertTiles { n_expert, n_used, tokens };
             for n in [1, 2, 17, 512] {
@@ -372,9 +372,9 @@ mod tests {
                     AccessRange::ExpertTiles(tiles, 16),
                 )])
                 .unwrap();
-                assert!(room.fits(step(n, 0, 1)), "{tiles:?}, {n} tokens");
+                assert!(capacity.fits(step(n, 0, 1)), "{tiles:?}, {n} tokens");
                 let more = (n..10_000).find(|&more| tiles.max_tiles(more) > tiles.max_tiles(n)).unwrap();
-                assert!(!room.fits(step(more, 0, 1)), "{tiles:?}, {more} tokens");
+                assert!(!capacity.fits(step(more, 0, 1)), "{tiles:?}, {more} tokens");
             }
         }
         // One token at each of two experts, and all others at one of them: three tiles.
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_shorter_than_any_step_needs_has_no_room() {
+    fn a_buffer_too_short_for_any_batch_is_refused() {
         assert_eq!(BufferCapacity::of(&[(&Bytes(60), AccessRange::Fixed(64))]), None);
         assert_eq!(BufferCapacity::of(&[(&Bytes(8), AccessRange::Batch)]), None);
         assert_eq!(BufferCapacity::of(&[(&Bytes(8), AccessRange::Segments)]), None);

@@ -26,7 +26,7 @@ mod tests {
         [segment(2, 60, 4, 3, 4), segment(2, 64, 9, 4, 4), segment(2, 73, 1, 4, 5), segment(0, 0, 1, 0, 6)];
 
     #[test]
-    fn what_is_gone_through_again_reads_nothing_it_wrote() {
+    fn repeated_segments_read_no_slot_that_they_write() {
         let slots: Vec<_> = repeatable(&SOME).iter().map(|segment| (segment.from, segment.to)).collect();
         assert_eq!(slots, [(3, 5), (4, 5), (4, 5), (0, 6)]);
     }

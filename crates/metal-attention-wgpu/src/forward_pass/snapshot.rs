@@ -10,8 +10,8 @@ use crate::{Readback, Slice, WgpuError};
 /// Most bytes that one submission copies to the host, unless a single layer's part of a block has more.
 const AT_ONCE: u64 = 64 << 20;
 
-/// The slices of GPU memory that make up a block, in the order of its bytes.
 impl WgpuForwardPass {
+    /// The slices of GPU memory that make up a block, in the order of its bytes.
     fn parts_of(&self, block: Block) -> Vec<Slice> {
         match block {
             Block::Page { group, page } => self.cache.of_page(group, page).collect(),

@@ -22,7 +22,7 @@ fn start_with(gpu: &Arc<WgpuDevice>, options: &WgpuForwardPassOptions) -> WgpuFo
 }
 
 #[test]
-fn a_step_that_was_given_up_is_taken_again() {
+fn a_step_that_timed_out_is_evaluated_again() {
     let gpu = match WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) {
         Ok(gpu) => Arc::new(gpu),
         Err(WgpuError::NoAdapter) if std::env::var_os("CI").is_none() => return,
@@ -50,26 +50,26 @@ fn a_step_that_was_given_up_is_taken_again() {
 }
 
 #[test]
-fn waking_changes_nothing() {
+fn keeping_the_gpu_awake_changes_no_results() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
-    let texts = [false, true].map(|wakes| {
+    let results = [false, true].map(|wakes| {
         let mut pass = start(&gpu, 0);
         pass.waker.is_of_use = true;
         let mut id = pass.forward_prompt(&[5, 6, 7]).unwrap();
-        let mut text = vec![id];
+        let mut generated = vec![id];
         for i in 0..12 {
             // In the first half with greedy steps in flight, in the second with a recorded next step.
             if wakes && i % 3 == 0 {
                 assert!(pass.wake());
             }
             id = if i < 6 { pass.forward_token_greedy(id).unwrap() } else { argmax(pass.forward_token(id).unwrap()) };
-            text.push(id);
+            generated.push(id);
         }
-        text
+        generated
     });
-    assert_eq!(texts[0].len(), 13);
-    assert_eq!(texts[0], texts[1]);
+    assert_eq!(results[0].len(), 13);
+    assert_eq!(results[0], results[1]);
 }
 
 #[test]
@@ -85,31 +85,31 @@ fn late_kernels_are_used() {
     let Some(timed_out) = pass.persistent_timed_out.take() else { return };
     let dispatches = pass.plan_one.persistent_layers.take().unwrap();
     let id = pass.forward_prompt(&[5, 6, 7]).unwrap();
-    let mut text = greedy(&mut pass, 0, id, 5);
+    let mut generated = greedy(&mut pass, 0, id, 5);
     assert!(pass.persistent_timed_out.is_none());
     // At this point greedy steps are in flight.
     pass.compiling_layers =
         Some(UntestedLayers { layers: PersistentLayers { dispatches, timed_out }, ended: Vec::new(), groups: 1 });
-    let last = text[4].0;
-    text.extend(greedy(&mut pass, 0, last, 7));
+    let last = generated[4].0;
+    generated.extend(greedy(&mut pass, 0, last, 7));
     assert!(pass.persistent_timed_out.is_some() && pass.compiling_layers.is_none());
-    assert_eq!(text.iter().map(|t| t.0).collect::<Vec<_>>(), want);
+    assert_eq!(generated.iter().map(|t| t.0).collect::<Vec<_>>(), want);
 }
 
 /// Decodes `n` tokens of sequence `seq` greedily after `id`. Returns each id, and whether the step found the sequence's
 /// pages consecutive.
 fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<(u32, bool)> {
-    let mut text = Vec::new();
+    let mut generated = Vec::new();
     for _ in 0..n {
         let token = BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
         id = pass.forward_greedy(&[token]).unwrap()[0];
-        text.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).in_order));
+        generated.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).in_order));
     }
-    text
+    generated
 }
 
 #[test]
-fn pages_out_of_order_go_layer_by_layer() {
+fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     let gpu = Arc::new(gpu);
     let software = gpu.summary().kind == wgpu::DeviceType::Cpu;
@@ -127,12 +127,12 @@ fn pages_out_of_order_go_layer_by_layer() {
         let id = pass.forward_prompt(&prompt).unwrap();
         // A sequence alone in the cache keeps consecutive pages: across page boundaries, after a cut, after sharing
         // with itself.
-        let mut texts = greedy(&mut pass, 0, id, 40);
+        let mut results = greedy(&mut pass, 0, id, 40);
         pass.truncate(70);
-        texts.extend(greedy(&mut pass, 0, 9, 70));
+        results.extend(greedy(&mut pass, 0, 9, 70));
         pass.share_prefix(0, 0, 60).unwrap();
-        texts.extend(greedy(&mut pass, 0, 9, 10));
-        assert!(texts.iter().all(|&(_, in_order)| in_order));
+        results.extend(greedy(&mut pass, 0, 9, 10));
+        assert!(results.iter().all(|&(_, in_order)| in_order));
         // Three sequences share a prefix: each one that appends first copies the last page, so that pages are seldom
         // consecutive.
         pass.share_prefix(0, 1, 70).unwrap();
@@ -152,16 +152,16 @@ fn pages_out_of_order_go_layer_by_layer() {
         pass.forward_prompt(&prompt).unwrap();
         let again = greedy(&mut pass, 0, id, 40);
         assert!(again.iter().all(|&(_, in_order)| in_order));
-        assert_eq!(again, texts[..40]);
-        assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step was given up");
-        texts.extend(others.concat());
-        texts
+        assert_eq!(again, results[..40]);
+        assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step timed out");
+        results.extend(others.concat());
+        results
     });
     assert_eq!(got, want);
 }
 
 #[test]
-fn more_workgroups_than_run_side_by_side_are_not_used() {
+fn more_workgroups_than_run_at_the_same_time_are_not_used() {
     let Ok(gpu) = WgpuDevice::open(&WgpuOptions { checked: true, ..Default::default() }) else { return };
     if gpu.summary().kind == wgpu::DeviceType::Cpu {
         let groups = 4 * std::thread::available_parallelism().map_or(1, usize::from);

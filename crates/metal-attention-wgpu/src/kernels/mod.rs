@@ -1,5 +1,8 @@
-//! One module per family of kernels: each function binds buffers to a pipeline; its scalar twin is
-//! beside it.
+//! The kernels. There is a module for each family: its functions bind buffers to the pipeline of a shader in `shaders/`
+//! and return the [`Dispatch`](crate::Dispatch); its *scalar twins* compute the same in plain Rust, usually in 64-bit
+//! floats, for tests. Functions return an error where shapes and buffers do not match.
+//!
+//! Shapes are row-major, and all buffers are F32 unless noted. *Wanted* tokens are those whose logits are wanted.
 
 mod activation;
 mod argmax;
@@ -82,7 +85,8 @@ pub use top_k::{MAX_TOP_K, top_k, top_k_list, top_k_scratch_bytes};
 
 use crate::pipelines::PipelineKey;
 
-/// Every kernel by its name, with the constants of a small model: SmolLM-135M where there is a choice.
+/// The keys of all kernels, each with the sizes of a small model: SmolLM-135M unless it lacks the kernel. For
+/// translating and listing kernels.
 pub fn catalogue() -> Vec<PipelineKey> {
     [
         crate::matrix::catalogue(),

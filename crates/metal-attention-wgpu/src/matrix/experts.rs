@@ -1,4 +1,4 @@
-//! The matrices of all experts of a layer as one.
+//! The gates and ups of all experts of a layer as one matrix.
 
 use metal_attention_gguf::{Tensor, TensorType};
 
@@ -9,8 +9,8 @@ use crate::device::WgpuDevice;
 use crate::error::WgpuError;
 
 impl WgpuMatrix {
-    /// [`interleave`](Self::interleave) of several gates and as many ups, one pair below the other: rows `2 i` and `2 i + 1` of
-    /// an expert are row `i` of its gate and of its up. All are of one type and shape.
+    /// [`interleave`](Self::interleave) of the gate and up of several experts, one expert below the other: rows `2 i`
+    /// and `2 i + 1` of an expert are row `i` of its gate and of its up. All tensors have one type and shape.
     pub fn interleave_all(
         gpu: &WgpuDevice,
         what: &str,
@@ -24,7 +24,7 @@ impl WgpuMatrix {
         Ok(matrix)
     }
 
-    /// As [`interleave_all`](Self::interleave_all), but that the rows come when `rows` are uploaded.
+    /// [`interleave_all`](Self::interleave_all) without the upload, like [`place_concat`](Self::place_concat).
     pub(crate) fn place_interleave_all(
         gpu: &WgpuDevice,
         what: &str,

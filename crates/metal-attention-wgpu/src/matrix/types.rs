@@ -1,33 +1,34 @@
-//! What kernels need to know of a tensor type besides its file in `shaders/types/`.
+//! Properties of tensor types that kernels are chosen by. The code that reads each type is its file in
+//! `shaders/types/`.
 
 use metal_attention_gguf::TensorType;
 
-/// Whether the file of a type has weights as whole numbers of a byte, as `types/packed.wgsl` wants them.
+/// How a type's shader file can deliver weights as 8-bit integers for integer dot products; see `types/packed.wgsl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IntegerCodes {
-    /// Only as floats.
+    /// Not at all: weights are dequantised to floats.
     No,
-    /// Those of a unit of 8.
+    /// A unit of 8 weights at a time.
     Units,
-    /// Those of a block of 32, too, read as vectors of words.
+    /// Also a quantisation block of 32 weights at a time, read as vectors of words.
     Vectors,
 }
 
-/// A type, to the kernels.
+/// The properties of one tensor type.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TypeInfo {
-    /// Its name in names of kernels and of files in `shaders/types/`.
+    /// Its name in kernels' names, and that of its file in `shaders/types/`.
     pub(crate) name: &'static str,
-    /// Words that a lane fetches for a unit of 8 elements, scales included.
+    /// Words that a lane reads for a unit of 8 weights, scales included.
     pub(crate) words: usize,
-    /// Whether its file has whole numbers of a byte.
+    /// How its weights become 8-bit integers.
     pub(crate) integer_codes: IntegerCodes,
-    /// Whether weights can be far beyond the range of 16-bit floats. (A scale of `MXFP4` could make them so; those of
-    /// models do not.)
+    /// Whether weights can be far beyond the range of 16-bit floats, so that matrix units would overflow. (A scale of
+    /// `MXFP4` could make them so; those of real models do not.)
     pub(crate) wide: bool,
 }
 
-/// The table of types.
+/// The properties of `ty`.
 pub(crate) const fn type_info(ty: TensorType) -> TypeInfo {
     match ty {
         TensorType::F32 => TypeInfo { name: "f32", words: 8, integer_codes: IntegerCodes::No, wide: true },
@@ -61,7 +62,7 @@ pub(crate) const fn type_info(ty: TensorType) -> TypeInfo {
     }
 }
 
-/// The name of `ty` in names of kernels.
+/// The name of `ty` in kernels' names.
 pub(crate) const fn type_name(ty: TensorType) -> &'static str {
     type_info(ty).name
 }
