@@ -354,7 +354,7 @@ mod tests {
             (&Bytes(8), AccessRange::Wanted(4)),
             (&Bytes(48), AccessRange::Splits(8)),
         ]);
-        let room = room.expect("long enough");
+        let capacity = capacity.expect("long enough");
         assert!(capacity.fits(step(3, 2, 1)) && capacity.fits(step(3, 2, 2)) && capacity.fits(step(1, 1, 6)));
         // The buffer with `Tokens` ends before the batch buffer, which holds four tokens.
         assert!(!capacity.fits(step(4, 2, 1)) && !capacity.fits(step(3, 3, 1)));

@@ -1,4 +1,4 @@
-//! Activations of a feed-forward, of any kind.
+//! Activations of a feed-forward: any function, with or without a gate.
 
 use metal_attention_model::Activation;
 
@@ -10,25 +10,25 @@ use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 256;
 
-/// What the activated gate is multiplied by.
+/// What the activated gate is multiplied by, and the layout of `x`.
 #[derive(Debug, Clone, Copy)]
 pub enum Gating<'a> {
-    /// Nothing: `x` is `[n_tokens, n]`.
+    /// By nothing: `x` is `[n_tokens, n]`.
     None,
-    /// Up, which takes turns with the gate: `x` is `[n_tokens, 2 n]`, gate `i` at `2 i` and up `i` at `2 i + 1`.
+    /// By up, interleaved with the gate: `x` is `[n_tokens, 2 n]`, gate `i` at `2 i` and up `i` at `2 i + 1`.
     Pairs,
-    /// Elements `at..at + n` of rows of another buffer, `[n_tokens, stride]`; `x` is `[n_tokens, n]`.
+    /// By elements `at..at + n` of the rows of another buffer, `[n_tokens, stride]`; `x` is `[n_tokens, n]`.
     Rows {
-        /// The buffer.
+        /// The other buffer.
         up: &'a wgpu::Buffer,
         /// Elements of its rows.
         stride: usize,
-        /// The first that is taken.
+        /// The first element used.
         at: usize,
     },
 }
 
-/// `y[t][i] = activation(gate[t][i]) * up[t][i]`: `x` as `gating` says, `y` `[n_tokens, n]`.
+/// `y[t][i] = activation(gate[t][i]) * up[t][i]`. `x` has the layout that `gating` states; `y` is `[n_tokens, n]`.
 pub fn activation(
     gpu: &WgpuDevice,
     activation: Activation,
@@ -81,7 +81,7 @@ fn key(activation: Activation, n: usize, gating: Gating<'_>) -> PipelineKey {
     )
 }
 
-/// The scalar twin: one row of the gate and, where there is one, of up.
+/// The scalar twin: one row of the gate and, if there is one, of up.
 pub fn activation_twin(activation: Activation, gate: &[f32], up: Option<&[f32]>) -> Vec<f32> {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let gelu = |x: f64| {

@@ -1,4 +1,4 @@
-//! The id of the largest logit.
+//! Argmax: the id of the largest logit, in two dispatches.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -6,20 +6,20 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Logits that a workgroup of the first stage looks at: four for each invocation.
+/// Logits of a workgroup of the first dispatch, four for each invocation.
 const CHUNK: usize = 1024;
 
-/// Bytes of `scratch` in [`argmax`] for up to `n_rows` rows.
+/// Bytes of the `scratch` of [`argmax`] for up to `n_rows` rows.
 pub fn argmax_scratch_bytes(n_vocab: usize, n_rows: usize) -> u64 {
     (n_vocab.div_ceil(CHUNK) * n_rows * 8) as u64
 }
 
-/// `ids[i]` = index of the largest of `logits[i]`, for each wanted row: the lowest index on ties, NaN skipped, 0 where
-/// nothing compares; bit for bit what [`metal_attention_model::argmax`] gives. `logits` `[n_wanted, n_vocab]`, `ids`
+/// `ids[i]` = index of the largest of `logits[i]`, for each wanted row: the lowest index among equals; NaN is skipped;
+/// 0 if all are NaN. Identical to [`metal_attention_model::argmax`]. `logits` is `[n_wanted, n_vocab]`, `ids`
 /// `[n_wanted]` u32.
 ///
-/// With `advance`, a batch buffer, the `i`-th wanted token of the batch becomes `ids[i]`, one position on, which makes
-/// the batch of a decode step that of the next one.
+/// With `advance`, a batch buffer, the `i`-th wanted token of the batch gets the id `ids[i]` and the next position, so
+/// that the batch of a decode step becomes that of the next step.
 pub fn argmax(
     gpu: &WgpuDevice,
     n_vocab: usize,

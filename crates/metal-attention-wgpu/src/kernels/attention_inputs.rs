@@ -1,4 +1,5 @@
-//! Queries, keys and values of attention of any kind, on the way from their projections to the cache.
+//! The inputs of general attention: clamps, norms and rotates projected queries and keys, writes the queries to a
+//! buffer, and appends keys and values to the KV cache.
 
 use half::f16;
 use metal_attention_model::{CacheType, NormKind, NormOver, PAGE, QkNorm, RopeLayout};
@@ -9,50 +10,50 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Where keys and values come from.
+/// Where a layer's keys and values come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvInputs {
-    /// Projections of their own.
+    /// Both are projected.
     Own,
-    /// Values are the projected keys.
+    /// The values are the projected keys.
     KeysAsValues,
-    /// There are none: another layer's cache is read.
+    /// The layer has none: it reads another layer's KV cache.
     None,
 }
 
-/// What [`attention_inputs`] does.
+/// The sizes of [`attention_inputs`], and what it does.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionInputsShape {
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads.
+    /// KV heads.
     pub n_head_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Rotated elements at the start of each head, at most `head_dim`, and which of them pair up.
+    /// Rotated elements at the start of each head, at most `head_dim`, and which of them form pairs; `None`: no RoPE.
     pub rope: Option<(usize, RopeLayout)>,
-    /// Norm of queries and keys. One of whole rows comes before RoPE.
+    /// The norm of queries and keys. A norm of whole rows comes before RoPE.
     pub qk_norm: Option<QkNorm>,
-    /// Whether that norm adds something to each element.
+    /// Whether that norm has a bias.
     pub qk_norm_bias: bool,
-    /// Epsilon of an RMSNorm of each value head.
+    /// Epsilon of the RMSNorm of each value head, if there is one.
     pub value_norm: Option<f32>,
-    /// What projections are cut off at.
+    /// The bound that projections are clamped to, if any.
     pub clamp: Option<f32>,
     /// Where keys and values come from.
     pub kv: KvInputs,
-    /// Positions that a sequence has room for.
+    /// Positions of a sequence at most.
     pub n_ctx: usize,
-    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    /// The cache group of the layer; see [`BatchBuffer`](crate::BatchBuffer).
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
-    /// Elements behind them in a token's row: the inputs of a mixer beside it.
+    /// Elements behind them in a token's row: the inputs of a mixer that runs beside attention.
     pub beside: usize,
 }
 
 impl AttentionInputsShape {
-    /// Elements of a token's queries, keys and values, as far as there are any.
+    /// Elements of a token's projected queries, keys and values.
     pub fn projected(&self) -> usize {
         let kv = match self.kv {
             KvInputs::Own => 2,
@@ -62,12 +63,12 @@ impl AttentionInputsShape {
         (self.n_head + kv * self.n_head_kv) * self.head_dim
     }
 
-    /// Elements of a token's row of projections.
+    /// Elements from one token's row to the next.
     pub fn row(&self) -> usize {
         self.projected() + self.beside
     }
 
-    /// Factors of the norm of queries and keys.
+    /// Number of weights of the norm of queries and keys.
     pub fn weights_of_norm(&self) -> usize {
         match self.qk_norm.map(|norm| norm.over) {
             None | Some(NormOver::Unweighted) => 0,
@@ -133,25 +134,25 @@ impl AttentionInputsShape {
     }
 }
 
-/// Buffers of [`attention_inputs`].
+/// The buffers of [`attention_inputs`].
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionInputsBuffers<'a> {
-    /// F32 `[n_tokens, n_head + key heads + value heads, head_dim]`: projections.
+    /// F32 `[n_tokens, row]`: projected query heads, key heads, value heads.
     pub qkv: &'a wgpu::Buffer,
-    /// F32 `[n_tokens, n_head, head_dim]`: the queries that come of it.
+    /// F32 `[n_tokens, n_head, head_dim]`: receives the queries.
     pub queries: &'a wgpu::Buffer,
-    /// F32 `[n_ctx, n_rot / 2, 2]`: cosine and sine of each angle, where there is RoPE.
+    /// F32 `[n_ctx, n_rot / 2, 2]`: the RoPE cos/sin table; `Some` exactly if the shape has RoPE.
     pub rope: Option<&'a wgpu::Buffer>,
-    /// F32: the norm's factors for queries, those for keys, then as many numbers to be added where it has some.
+    /// F32: the norm's weights for queries, those for keys, then as many biases if it has some.
     pub qk_norm: Option<&'a wgpu::Buffer>,
-    /// Cached keys, `[n_pages, n_head_kv, PAGE, padded head_dim]`, and values, as many.
+    /// Cached keys and values, `[n_pages, n_head_kv, PAGE, padded head_dim]` each. `None`: the layer has none.
     pub cache: Option<(&'a dyn Bind, &'a dyn Bind)>,
-    /// The batch, with the pages of its sequences.
+    /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Cuts off, normalises and rotates what the projections left in `qkv`, as the shape says: queries go to `queries`, keys and
-/// values to the cache.
+/// Clamps, norms and rotates the projections in `qkv` as the shape says. Writes the queries to `queries` and appends
+/// keys and values to the KV cache.
 pub fn attention_inputs(
     gpu: &WgpuDevice,
     shape: &AttentionInputsShape,
@@ -168,7 +169,7 @@ pub fn attention_inputs(
     let mut buffers: Vec<(&dyn Bind, AccessRange)> =
         vec![(b.qkv, row(shape.row())), (b.queries, row(shape.n_head * shape.head_dim)), (b.batch, AccessRange::Batch)];
     if let Some((keys, values)) = b.cache {
-        // Of the cache, the pages that `BatchBuffer` lets into its table.
+        // Of the KV cache the kernel accesses the pages in the page tables, which `BatchBuffer` checks.
         let page = AccessRange::Fixed(shape.cache_bytes());
         buffers.extend([(keys, page), (values, page)]);
     }
@@ -186,8 +187,8 @@ pub fn attention_inputs(
     )
 }
 
-/// The scalar twin: of one token's projections the queries, keys and values, `[heads, head_dim]` each. `angles`: the row of
-/// the table of its position; `weights`: as [`AttentionInputsBuffers::qk_norm`].
+/// The scalar twin for one token: its queries, keys and values, `[heads, head_dim]` each. `angles`: its position's row
+/// of the RoPE table; `weights`: as [`AttentionInputsBuffers::qk_norm`].
 pub fn attention_inputs_twin(
     shape: &AttentionInputsShape,
     qkv: &[f32],
@@ -250,7 +251,7 @@ pub fn attention_inputs_twin(
     [q, k, v.into_iter().map(|x| x as f32).collect()]
 }
 
-/// A row of the cache in floats.
+/// A row of elements as the KV cache stores it, in floats.
 pub fn cached_row_twin(cache: CacheType, row: &[f32]) -> Vec<f32> {
     match cache {
         CacheType::F16 => row.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),

@@ -1,4 +1,4 @@
-//! Copies of buffers.
+//! Copying a buffer with a kernel.
 
 use crate::device::WgpuDevice;
 use crate::dispatch::{AccessRange, Dispatch, GridExtent};

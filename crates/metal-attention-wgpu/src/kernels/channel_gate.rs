@@ -7,7 +7,7 @@ use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 256;
 
-/// `y[t][i] = sigmoid(gate[t][i]) * x[t][i]`, or `+=`: all `[n_tokens, n]`.
+/// `y[t][i] = sigmoid(gate[t][i]) * x[t][i]`, or `y[t][i] += ` with `accumulate`. All are `[n_tokens, n]`.
 pub fn channel_gate(
     gpu: &WgpuDevice,
     n: usize,
@@ -25,7 +25,7 @@ fn key(n: usize, accumulate: bool) -> PipelineKey {
     PipelineKey::new("channel_gate", [("n", n.into()), ("accumulate", accumulate.into()), ("threads", THREADS.into())])
 }
 
-/// The scalar twin of one element, of `y` as it was.
+/// The scalar twin for one element, with `y` before the call.
 pub fn channel_gate_twin(accumulate: bool, gate: f32, x: f32, y: f32) -> f32 {
     let before = if accumulate { f64::from(y) } else { 0.0 };
     (before + f64::from(x) / (1.0 + (-f64::from(gate)).exp())) as f32

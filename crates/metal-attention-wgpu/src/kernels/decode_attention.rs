@@ -1,4 +1,5 @@
-//! Attention of one new token per sequence.
+//! Attention of a decode step, by the fast kernels: one new token for each sequence. Long contexts are divided into
+//! splits of [`SPLIT`] positions (split-KV), which a second kernel merges.
 
 use metal_attention_model::PAGE;
 
@@ -9,30 +10,28 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Positions that one workgroup of [`decode_attention`] sees.
+/// Positions of a split, the work of one workgroup of [`decode_attention`].
 pub(super) const SPLIT: usize = 256;
 
-// The kernel holds the pages of a split in one vector.
+// The kernel keeps the pages of a split in one vector of four.
 const _: () = assert!(SPLIT == 4 * PAGE);
 
-/// Number of splits, [`BatchDims::n_splits`](crate::BatchDims), that a step needs whose highest position is `pos`.
+/// Number of splits, [`BatchDims::n_splits`](crate::BatchDims), of a decode step whose highest position is `pos`.
 pub fn n_splits(pos: usize) -> u32 {
     (pos / SPLIT + 1) as u32
 }
 
-/// Bytes of the scratch that [`decode_attention`] needs for `n_tokens` tokens at positions below `n_ctx`; none when
-/// that is one split.
+/// Bytes of the partial results of a decode step of `n_tokens` sequences; 0 if a context is a single split.
 pub fn partial_bytes(shape: &AttentionShape, n_tokens: usize) -> u64 {
     let splits = u64::from(n_splits(shape.n_ctx.saturating_sub(1)));
     if splits < 2 { 0 } else { splits * (n_tokens * shape.n_head * (shape.head_dim + 2) * size_of::<f32>()) as u64 }
 }
 
-/// Attention of a batch in which every token belongs to another sequence, from `buffers.qkv` as the projections left
-/// it: normalises (when the shape says so) and rotates queries and keys, appends keys and values to the cache, and
-/// attends.
+/// Attention of a batch of one token for each sequence, from the projections in `buffers.qkv`: norms (if the shape says
+/// so) and rotates queries and keys, appends keys and values to the KV cache, and attends.
 ///
-/// In a step of one split this writes `buffers.att`; in a step of more it writes `buffers.partial`, and
-/// [`decode_attention_merge`] writes `buffers.att`. `buffers.qkv` stays as it is.
+/// With one split it writes `buffers.att`; with several it writes `buffers.partial`, and [`decode_attention_merge`]
+/// writes `buffers.att`. `buffers.qkv` is not changed.
 pub fn decode_attention(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -48,7 +47,7 @@ pub fn decode_attention(
     Dispatch::new(gpu, &decode_key(shape), &bound, grid)
 }
 
-/// Joins the splits that [`decode_attention`] left in `buffers.partial`; does nothing in a step of one split.
+/// Merges the splits in `buffers.partial` into `buffers.att`; has no work if there is one split.
 pub fn decode_attention_merge(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -62,10 +61,11 @@ pub fn decode_attention_merge(
     Dispatch::new(gpu, &merge_key(shape), &bound, grid)
 }
 
-/// Query heads per workgroup, and how many such blocks of heads read one KV head.
+/// Query heads of a workgroup, and the number of such blocks of heads for each KV head.
 fn heads_and_blocks(shape: &AttentionShape) -> (usize, usize) {
     let group = shape.n_head / shape.n_head_kv;
-    // A thread holds a score per head in one vector; the longest heads leave workgroup memory for two.
+    // A thread keeps the scores of its heads in one vector of four; with the longest heads workgroup memory is enough
+    // for two.
     let most = if shape.head_dim > 128 { 2 } else { 4 };
     let blocks = group.div_ceil(most);
     (group.div_ceil(blocks), blocks)

@@ -1,4 +1,4 @@
-//! Embedding lookup.
+//! Embedding lookup, with dequantisation of the table's rows.
 
 use crate::device::WgpuDevice;
 use crate::dispatch::{AccessRange, Dispatch, GridExtent};
@@ -9,8 +9,8 @@ use crate::pipelines::PipelineKey;
 /// Lanes of a workgroup, each with 8 elements of a row.
 const THREADS: usize = 64;
 
-/// `x[t] = table[id(t)]` for each token: `table` `[n_vocab, n_embd]`, `x` `[n_tokens, n_embd]`. The row of an id
-/// outside the vocabulary is left as it was.
+/// `x[t] = table[id(t)]` for each token: `table` is `[n_vocab, n_embd]`, `x` `[n_tokens, n_embd]`. The row of an id
+/// outside of the vocabulary is not written.
 pub fn embedding(
     gpu: &WgpuDevice,
     table: &WgpuMatrix,
@@ -42,12 +42,12 @@ fn key(ty: &'static str, n_in: usize, n_rows: usize, first_row: usize, row_step:
     PipelineKey::new("embedding", constants).named(format!("embedding_{ty}"))
 }
 
-/// The scalar twin: rows of `table`, `[n_vocab, n_embd]`, dequantised.
+/// The scalar twin: the rows of `table`, dequantised `[n_vocab, n_embd]`, for `ids`.
 pub fn embedding_twin(table: &[f32], n_embd: usize, ids: &[u32]) -> Vec<f32> {
     ids.iter().flat_map(|&id| &table[id as usize * n_embd..][..n_embd]).copied().collect()
 }
 
-/// Every named kernel once, with the sizes of a small model.
+/// The keys of all kernels, with the sizes of a small model.
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let types = metal_attention_gguf::TensorType::ALL.iter();
     types.map(|&ty| key(type_name(ty), 512.max(ty.block_len()), 49_152, 0, 1)).collect()

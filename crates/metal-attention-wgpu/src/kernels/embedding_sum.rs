@@ -1,4 +1,4 @@
-//! What is added to a token's embedding.
+//! The sum of a token's embedding with those of its type and position.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -6,8 +6,8 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// `x[t] = scale * x[t] + token_type + positions[pos(t)]` for each token, in place: `x` `[n_tokens, n]`, `token_type` `[n]`,
-/// `positions` `[n_positions, n]` with their number.
+/// `x[t] = scale * x[t] + token_type + positions[pos(t)]` for each token, in place: `x` is `[n_tokens, n]`,
+/// `token_type` `[n]`, `positions` `[n_positions, n]`, given with `n_positions`. Absent ones are not added.
 pub fn embedding_sum(
     gpu: &WgpuDevice,
     n: usize,
@@ -32,7 +32,7 @@ fn key(n: usize, scale: f32, types: bool, n_positions: usize) -> PipelineKey {
     PipelineKey::new("embedding_sum", constants)
 }
 
-/// The scalar twin: one row, with that of its position.
+/// The scalar twin for one row, with the row of its position.
 pub fn embedding_sum_twin(scale: f32, x: &[f32], token_type: &[f32], position: &[f32]) -> Vec<f32> {
     let at = |row: &[f32], i: usize| row.get(i).map_or(0.0, |&v| f64::from(v));
     let sum = |(i, &v): (usize, &f32)| (f64::from(v) * f64::from(scale) + at(token_type, i) + at(position, i)) as f32;

@@ -6,8 +6,8 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// `hidden[t][i] = silu(gate[t][i]) * up[t][i]` with `silu(v) = v / (1 + exp(-v))`: `gate_up` `[n_tokens, 2 n_ff]`, gate
-/// `i` at `2i` and up `i` at `2i + 1`, `hidden` `[n_tokens, n_ff]`.
+/// `hidden[t][i] = silu(gate[t][i]) * up[t][i]` with `silu(v) = v / (1 + exp(-v))`. `gate_up` is `[n_tokens, 2 n_ff]`,
+/// gate `i` at `2i` and up `i` at `2i + 1`; `hidden` is `[n_tokens, n_ff]`.
 pub fn ffn_silu(
     gpu: &WgpuDevice,
     n_ff: usize,
@@ -21,7 +21,7 @@ pub fn ffn_silu(
     Dispatch::new(gpu, &key(n_ff), &buffers, [columns, GridExtent::Tokens(1), GridExtent::Fixed(1)])
 }
 
-/// The scalar twin: any number of rows.
+/// The scalar twin for any number of rows.
 pub fn ffn_silu_twin(gate_up: &[f32]) -> Vec<f32> {
     let (pairs, _) = gate_up.as_chunks::<2>();
     pairs.iter().map(|&[gate, up]| (f64::from(gate) / (1.0 + f64::from(-gate).exp()) * f64::from(up)) as f32).collect()

@@ -1,4 +1,5 @@
-//! Attention of any kind over the KV cache.
+//! General attention over the KV cache: any mask, slopes (`ALiBi`), sinks, caps, and different lengths of keys and
+//! values.
 
 use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, Temperature};
 
@@ -9,18 +10,18 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Elements of a value for which a workgroup has threads.
+/// Most elements of a value: a workgroup has a thread for each.
 const MAX_VALUE_DIM: usize = 512;
 
-/// Elements of a key for which workgroups' memory suffices.
+/// Most elements of a key: more do not fit the workgroups' memory.
 const MAX_KEY_DIM: usize = 1024;
 
-/// Sizes and parts of attention.
+/// The sizes and variants of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GeneralAttention {
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads; divides `n_head`.
+    /// KV heads; divides `n_head`.
     pub n_head_kv: usize,
     /// Elements of a query or key.
     pub key_dim: usize,
@@ -28,38 +29,38 @@ pub struct GeneralAttention {
     pub value_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Which tokens see which. Where one sees those after it, a batch has whole texts.
+    /// Which positions a token attends to. If it attends to later ones, a batch has whole sequences.
     pub mask: Mask,
     /// Scores become `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// Whether each head has a score of its own, without a value.
+    /// Whether each head has a sink: one more score in the softmax, without a value.
     pub sinks: bool,
-    /// Whether scores fall with the distance, by a slope of each head.
+    /// Whether scores fall with the distance, by a slope for each head (`ALiBi`).
     pub slopes: bool,
-    /// Queries grow with their position.
+    /// A factor on queries that grows with their position, if any.
     pub temperature: Option<Temperature>,
-    /// Positions that a sequence has room for.
+    /// Positions of a sequence at most.
     pub n_ctx: usize,
-    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    /// The cache group of the layer; see [`BatchBuffer`](crate::BatchBuffer).
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
 }
 
 impl GeneralAttention {
-    /// Bytes of a page of the cache of keys, `[n_head_kv, PAGE, padded key_dim]`, and of values.
+    /// Bytes of a page of keys, `[n_head_kv, PAGE, padded key_dim]`, and of values.
     pub fn page_bytes(&self) -> [u64; 2] {
         [self.key_dim, self.value_dim]
             .map(|n| (self.n_head_kv * PAGE * n.next_multiple_of(4) * self.cache.bytes()) as u64)
     }
 
-    /// Bytes of scratch for `n_tokens` tokens of sequences that are decoded; none where a context is one part.
+    /// Bytes of the partial results of a decode step of `n_tokens` sequences; 0 if a context is a single split.
     pub fn partial_bytes(&self, n_tokens: usize) -> u64 {
         let splits = u64::from(n_splits(self.n_ctx.saturating_sub(1)));
         if splits < 2 { 0 } else { splits * 4 * (n_tokens * self.n_head * (self.value_dim + 2)) as u64 }
     }
 
-    /// Refuses what the kernel cannot hold.
+    /// An error if the kernel does not support these sizes.
     fn check(&self) -> Result<(), WgpuError> {
         let (k, v) = (self.key_dim, self.value_dim);
         let why = if k > MAX_KEY_DIM || v > MAX_VALUE_DIM {
@@ -127,7 +128,7 @@ impl GeneralAttention {
                 ("n_ctx", self.n_ctx.into()),
                 ("split", SPLIT.into()),
                 ("threads", threads.into()),
-                // Parts that are not seen count for nothing.
+                // The merge kernel skips splits outside of a window by their weights.
                 ("window", 0_usize.into()),
             ],
         )
@@ -135,27 +136,28 @@ impl GeneralAttention {
     }
 }
 
-/// Buffers of [`general_attention`].
+/// The buffers of [`general_attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct GeneralAttentionBuffers<'a> {
-    /// F32 `[n_tokens, n_head, key_dim]`: queries as [`attention_inputs`](super::attention_inputs) made them.
+    /// F32 `[n_tokens, n_head, key_dim]`: queries, as [`attention_inputs`](super::attention_inputs) writes them.
     pub queries: &'a wgpu::Buffer,
-    /// Cached keys, `[n_pages, n_head_kv, PAGE, padded key_dim]`, those of the batch included.
+    /// Cached keys, `[n_pages, n_head_kv, PAGE, padded key_dim]`, which include the batch's own.
     pub keys: &'a dyn Bind,
     /// Cached values, `[n_pages, n_head_kv, PAGE, padded value_dim]`.
     pub values: &'a dyn Bind,
-    /// F32 `[n_head, 2]`: of each head the sink's score and the slope; there exactly where the shape has either.
+    /// F32 `[n_head, 2]`: the sink's score and the slope of each head. `Some` exactly if the shape has either.
     pub head_params: Option<&'a wgpu::Buffer>,
     /// F32 `[n_tokens, n_head, value_dim]`: the result.
     pub att: &'a wgpu::Buffer,
-    /// Scratch where the context is cut, [`GeneralAttention::partial_bytes`] long.
+    /// Partial results of splits, [`GeneralAttention::partial_bytes`] long.
     pub partial: &'a wgpu::Buffer,
-    /// The batch, with the pages of its sequences.
+    /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Attention of every token's queries over the cache. Where `split`, for sequences that are decoded, the context is cut into
-/// the step's parts, which [`general_attention_merge`] joins.
+/// Attention of every token over its sequence's KV cache, to `att`. `split`, for decode steps: the positions are
+/// divided into the step's splits; if there are several, the results go to `partial` and [`general_attention_merge`]
+/// writes `att`.
 pub fn general_attention(
     gpu: &WgpuDevice,
     shape: &GeneralAttention,
@@ -183,7 +185,7 @@ pub fn general_attention(
     Dispatch::new(gpu, &key, &buffers, [GridExtent::Fixed(shape.n_head as u32), GridExtent::Tokens(1), splits])
 }
 
-/// Joins the parts that [`general_attention`] left; does nothing in a step of one.
+/// Merges the partial results of several splits into `att`; has no work if there is one.
 pub fn general_attention_merge(
     gpu: &WgpuDevice,
     shape: &GeneralAttention,
@@ -197,8 +199,8 @@ pub fn general_attention_merge(
     Dispatch::new(gpu, &shape.merge_key(), &buffers, grid)
 }
 
-/// The scalar twin: the result of one head of a token, `[value_dim]`. `q`: its query; `of_head`: the sink's score and the
-/// slope; `keys` and `values`: those of the KV head by position, of the whole text.
+/// The scalar twin for one head of one token: its result `[value_dim]`. `q`: the query; `of_head`: the sink's score and
+/// the slope; `keys` and `values`: those of the KV head at every position of the sequence.
 pub fn general_attention_twin(
     shape: &GeneralAttention,
     token: BatchToken,

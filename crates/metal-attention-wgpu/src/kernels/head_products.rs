@@ -1,4 +1,4 @@
-//! Products of each head's row with a matrix of its own (the expansions of latent attention).
+//! Products of each head's row with a matrix of its own: the expansions of latent attention.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -9,19 +9,20 @@ use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 64;
 
-/// Rows of [`head_products`].
+/// The layout of the rows in [`head_products`].
 #[derive(Debug, Clone, Copy)]
 pub struct HeadRows {
     /// Heads.
     pub n_head: usize,
-    /// Elements from a head's row of `x` to the next; the matrices take the first ones.
+    /// Elements from one head's row of `x` to the next; the matrices multiply its first elements.
     pub x_stride: usize,
-    /// Elements from a head's row of `y` to the next.
+    /// Elements from one head's row of `y` to the next.
     pub y_stride: usize,
 }
 
-/// `y[t][h] = W[h] x[t][h]` for each token and head: `matrices` has those of all heads one below the other, `[n_head, n_out,
-/// n_in]`, `x` is `[n_tokens, n_head, x_stride]`, `y` `[n_tokens, n_head, y_stride]`, of which the first `n_out` are written.
+/// `y[t][h] = W[h] x[t][h]` for each token and head. `matrices` holds those of all heads, stacked, `[n_head, n_out,
+/// n_in]`; `x` is `[n_tokens, n_head, x_stride]`; `y` is `[n_tokens, n_head, y_stride]`, of which the first `n_out` are
+/// written.
 pub fn head_products(
     gpu: &WgpuDevice,
     matrices: &WgpuMatrix,
@@ -67,13 +68,13 @@ fn key(ty: &'static str, n_in: usize, n_out: usize, n_rows: usize, first_row: us
     PipelineKey::new("head_products", constants).named(format!("head_products_{ty}"))
 }
 
-/// The scalar twin: one row, of `matrix` `[n_out, n_in]`.
+/// The scalar twin for one row and its `matrix`, `[n_out, n_in]`.
 pub fn head_products_twin(matrix: &[f32], x: &[f32]) -> Vec<f32> {
     let product = |row: &[f32]| row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>() as f32;
     matrix.chunks_exact(x.len()).map(product).collect()
 }
 
-/// Every named kernel once, with the sizes of a small model.
+/// The keys of all kernels, with the sizes of a small model.
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let shape = HeadRows { n_head: 16, x_stride: 512, y_stride: 192 };
     let types = metal_attention_gguf::TensorType::ALL.iter();

@@ -1,4 +1,5 @@
-//! Queries and compressed rows of latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1), on their way to the cache.
+//! The inputs of latent attention (`DeepSeek-V2`, arXiv 2405.04434, section 2.1): norms the compressed row, rotates the
+//! ends of queries and the key that heads share, and appends both to the KV cache.
 
 use metal_attention_model::{CacheType, PAGE, RopeLayout};
 
@@ -8,27 +9,27 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Elements of a key for which workgroups' memory suffices.
+/// Most elements of a key: more do not fit the workgroups' memory.
 const MAX_KEY_DIM: usize = 1024;
 
-/// What [`latent_inputs`] does.
+/// The sizes of [`latent_inputs`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LatentInputsShape {
     /// Query heads.
     pub n_head: usize,
-    /// Elements of a query head that are compared with the compressed row.
+    /// Elements of a query head without position, which are compared with the compressed row.
     pub n_nope: usize,
-    /// The other ones, and as many of the key that all heads share.
+    /// Rotated elements of a query head, and of the key that all heads share.
     pub shared_dim: usize,
-    /// Which of these pair up to be rotated; none where positions do not enter.
+    /// Which of these form pairs that are rotated; `None`: no RoPE.
     pub layout: Option<RopeLayout>,
-    /// Elements of a compressed row.
+    /// Elements of a compressed row (`kv_rank`).
     pub rank: usize,
-    /// Epsilon of its RMSNorm.
+    /// Epsilon of the compressed row's RMSNorm.
     pub eps: f32,
-    /// Positions that a sequence has room for.
+    /// Positions of a sequence at most.
     pub n_ctx: usize,
-    /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
+    /// The cache group of the layer; see [`BatchBuffer`](crate::BatchBuffer).
     pub group: usize,
     /// Element type of the KV cache.
     pub cache: CacheType,
@@ -56,29 +57,29 @@ impl LatentInputsShape {
     }
 }
 
-/// Buffers of [`latent_inputs`].
+/// The buffers of [`latent_inputs`].
 #[derive(Debug, Clone, Copy)]
 pub struct LatentInputsBuffers<'a> {
-    /// F32 `[n_tokens, n_head, n_nope + n_rot]`: queries.
+    /// F32 `[n_tokens, n_head, n_nope + shared_dim]`: projected queries.
     pub q: &'a wgpu::Buffer,
-    /// F32 `[n_tokens, rank + n_rot]`: the compressed row and the shared key.
+    /// F32 `[n_tokens, rank + shared_dim]`: the compressed row and the shared key.
     pub kv: &'a wgpu::Buffer,
-    /// F32 `[rank]`: weight of the row's norm.
+    /// F32 `[rank]`: weight of the compressed row's norm.
     pub norm: &'a wgpu::Buffer,
-    /// F32 `[n_tokens, n_head, rank + n_rot]`: what is compared with cached keys, of which the last `shared_dim` are written.
+    /// F32 `[n_tokens, n_head, rank + shared_dim]`: queries of attention, of which the last `shared_dim` are written.
     pub queries: &'a wgpu::Buffer,
-    /// Cached keys, `[n_pages, 1, PAGE, padded rank + n_rot]`.
+    /// Cached keys, `[n_pages, 1, PAGE, padded rank + shared_dim]`.
     pub keys: &'a dyn Bind,
     /// Cached values, `[n_pages, 1, PAGE, padded rank]`.
     pub values: &'a dyn Bind,
-    /// F32 `[n_ctx, shared_dim / 2, 2]`: cosine and sine of each angle, where there are any.
+    /// F32 `[n_ctx, shared_dim / 2, 2]`: the RoPE cos/sin table, if there is RoPE.
     pub rope: &'a wgpu::Buffer,
-    /// The batch, with the pages of its sequences.
+    /// The batch, with page tables.
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Puts the end of every query, rotated, into `queries`, and appends the normalised row with the rotated key to the cache: as key
-/// all of it, as value the row.
+/// Writes the rotated end of every query to `queries`, and appends the normed compressed row with the rotated shared
+/// key to the KV cache: all of it as key, the row alone as value.
 pub fn latent_inputs(
     gpu: &WgpuDevice,
     shape: &LatentInputsShape,
@@ -106,7 +107,8 @@ pub fn latent_inputs(
     Dispatch::new(gpu, &shape.key(), &buffers, grid)
 }
 
-/// The scalar twin: of one token the rotated end of each query, `[n_head, n_rot]`, and the cached key, `[rank + n_rot]`.
+/// The scalar twin for one token: the rotated end of each query, `[n_head, shared_dim]`, and the cached key,
+/// `[rank + shared_dim]`.
 pub fn latent_inputs_twin(
     shape: &LatentInputsShape,
     q: &[f32],

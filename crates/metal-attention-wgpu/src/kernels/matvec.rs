@@ -1,4 +1,5 @@
-//! Products of a matrix with one token's vector, or with the vectors of a few tokens.
+//! GEMV: products of a matrix with the vector of one token, or of a few tokens that share each weight that is read. The
+//! shaders are `matvec.wgsl` (weights become floats) and `matvec_integer.wgsl` (weights and inputs become bytes).
 
 mod product;
 
@@ -11,50 +12,51 @@ use product::MatvecOp;
 pub(crate) use product::catalogue;
 pub(super) use product::{MatvecTile, float_tile};
 
-/// Tokens that share a weight once it is read, in a batch of a few.
+/// Tokens that share each weight that is read, in batches of a few tokens.
 pub const TOKEN_TILE: usize = 4;
 
-/// What the matrix is multiplied with.
+/// What a matrix is multiplied by: the prologue of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub enum MatvecInput<'a> {
     /// `x`, `[n_rows, n_in]`.
     Plain,
-    /// The root-mean-square norm of `x`, `[n_rows, n_in]`: `rmsnorm_matvec_*`.
+    /// The RMSNorm of `x`, `[n_rows, n_in]`: `rmsnorm_matvec_*`.
     RmsNorm {
         /// Weight of the norm, `[n_in]`.
         weight: &'a wgpu::Buffer,
-        /// Added to the mean of the squares.
+        /// Epsilon, added to the mean of the squares.
         eps: f32,
     },
-    /// `silu(x[2 i]) * x[2 i + 1]`, where `x` is `[n_rows, 2 n_in]`, gate and up in turn: `silu_matvec_*`.
+    /// `silu(x[2 i]) * x[2 i + 1]`, where `x` is `[n_rows, 2 n_in]` with gate and up interleaved: `silu_matvec_*`.
     Silu,
 }
 
-/// What becomes of the product.
+/// What happens to a product: the epilogue of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatvecOutput {
     /// `y = W x`, `[n_rows, n_out]`.
     Store,
     /// `y += W x`: `*_accumulate`.
     Accumulate,
-    /// `y[i] = silu((W x)[2 i]) * (W x)[2 i + 1]`, `[n_rows, n_out / 2]`: `*_gated`. For matrices that
-    /// [have pairs](WgpuMatrix::has_pairs).
+    /// `y[i] = silu((W x)[2 i]) * (W x)[2 i + 1]`, `[n_rows, n_out / 2]`: `*_gated`. For matrices whose gate and up
+    /// rows [are neighbours](WgpuMatrix::has_pairs).
     Gated,
 }
 
-/// Which rows of `x` there are products for.
+/// Which rows of `x` are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenRows {
-    /// All: one a token.
+    /// All rows: there is one for each token.
     Tokens,
-    /// Those of the tokens whose logits are wanted; the products lie next to one another.
+    /// The rows of wanted tokens, of one for each token. The products are stored one after the other, `[n_wanted,
+    /// n_out]`.
     Wanted,
-    /// All: one for each token whose logits are wanted.
+    /// All rows: there is one for each wanted token.
     Gathered,
 }
 
 impl MatvecOutput {
-    /// The name in the shader, and what it adds to a kernel's name.
+    /// The name in the shader, and the suffix of the kernel's name.
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Store => ("store", ""),
@@ -74,7 +76,7 @@ impl TokenRows {
         }
     }
 
-    /// How much of a buffer is reached that has `bytes` for each result.
+    /// The range of a buffer with `bytes` bytes for each result.
     pub(super) fn result_range(self, bytes: usize) -> AccessRange {
         match self {
             Self::Tokens => AccessRange::Tokens(bytes as u64),
@@ -82,7 +84,7 @@ impl TokenRows {
         }
     }
 
-    /// Workgroups for all of them, each of which takes so many.
+    /// The workgroups for all results, where each handles `per_group` of them.
     pub(super) fn extent(self, per_group: usize) -> GridExtent {
         match self {
             Self::Tokens => GridExtent::Tokens(per_group as u32),
@@ -91,14 +93,14 @@ impl TokenRows {
     }
 }
 
-/// A product with its surroundings.
+/// A product with its prologue and epilogue.
 #[derive(Debug, Clone, Copy)]
 pub struct MatvecOptions<'a> {
-    /// What the matrix is multiplied with.
+    /// What the matrix is multiplied by.
     pub input: MatvecInput<'a>,
-    /// What becomes of the product.
+    /// What happens to the product.
     pub output: MatvecOutput,
-    /// Which rows of `x` there are products for.
+    /// Which rows of `x` are multiplied.
     pub rows: TokenRows,
     /// Added to the product (before a gate), `[n_out]`.
     pub bias: Option<&'a wgpu::Buffer>,
@@ -112,7 +114,7 @@ impl Default for MatvecOptions<'_> {
 }
 
 impl<'a> MatvecOptions<'a> {
-    /// How much of `x` a product with `matrix` reaches.
+    /// The range of `x` that a product with `matrix` accesses.
     pub(super) fn input_range(&self, matrix: &WgpuMatrix) -> AccessRange {
         let width = if matches!(self.input, MatvecInput::Silu) { 2 * matrix.n_in() } else { matrix.n_in() };
         match self.rows {
@@ -121,13 +123,13 @@ impl<'a> MatvecOptions<'a> {
         }
     }
 
-    /// How much of `y`.
+    /// The range of `y` that a product with `matrix` accesses.
     pub(super) fn output_range(&self, matrix: &WgpuMatrix) -> AccessRange {
         let n_out = matrix.n_out();
         self.rows.result_range(4 * if self.output == MatvecOutput::Gated { n_out / 2 } else { n_out })
     }
 
-    /// The weights of the norm and the bias, where there are any.
+    /// The weights of the norm and the bias, as far as there are any, with their ranges.
     pub(super) fn norm_and_bias(
         &self,
         matrix: &WgpuMatrix,
@@ -141,8 +143,8 @@ impl<'a> MatvecOptions<'a> {
     }
 }
 
-/// `y = W x` with `options`, one dispatch a part of the matrix. Made for one token: more tokens are right, but each
-/// reads the whole matrix.
+/// `y = W x` with `options`, one dispatch for each part of the matrix. Made for one token: with more the results are
+/// right, but each token reads the whole matrix. `batch`: the batch buffer.
 pub fn matvec(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -154,7 +156,7 @@ pub fn matvec(
     multi_token_matvec(gpu, matrix, options, 1, x, y, batch)
 }
 
-/// As [`matvec`] for a few tokens: each weight is read and dequantised once for `token_tile` (1, 2, 4 or 8) of them.
+/// [`matvec`] for a few tokens: each weight is read and dequantised once for `token_tile` (1, 2, 4 or 8) tokens.
 pub fn multi_token_matvec(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -174,8 +176,8 @@ pub fn multi_token_matvec(
 /// Most inputs of [`matvec_of_inputs`].
 pub const MAX_INPUTS: usize = 6;
 
-/// As [`multi_token_matvec`] for all tokens, where rows of the matrix have different inputs: the first rows the first of
-/// `inputs`, as many as are said with it, and so on; each is `[n_tokens, n_in]`.
+/// [`multi_token_matvec`] of all tokens for a matrix whose rows have different inputs. `inputs` are pairs of a number
+/// of rows and the input of that many rows, `[n_tokens, n_in]`, in the order of the rows.
 pub fn matvec_of_inputs(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -199,8 +201,9 @@ pub fn matvec_of_inputs(
     products(gpu, matrix, MatvecOptions::default(), row_ends, token_tile, &inputs, y, batch)
 }
 
-/// The products with each part of a matrix. `row_ends`: where the rows of each of `inputs` end, where these are several.
-#[allow(clippy::too_many_arguments)] // one after the other: what is multiplied, how, where it lies
+/// The dispatches for all parts of a matrix. `row_ends`: the row at which each of several `inputs` ends; zeros for one
+/// input.
+#[allow(clippy::too_many_arguments)] // what is multiplied, how, and where it is
 fn products(
     gpu: &WgpuDevice,
     matrix: &WgpuMatrix,
@@ -237,7 +240,7 @@ fn products(
         .collect()
 }
 
-/// The scalar twin: `W x` for one token, `w` `[n_out, n_in]` dequantised.
+/// The scalar twin: `W x` for one token, with `w` dequantised, `[n_out, n_in]`.
 pub fn matvec_twin(w: &[f32], x: &[f32]) -> Vec<f32> {
     let dot = |row: &[f32]| row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
     w.chunks_exact(x.len()).map(|row| dot(row) as f32).collect()

@@ -1,4 +1,4 @@
-//! Norms of any kind over rows, and how their results join the residual stream.
+//! Norms of any kind over rows, with the scale and sum that join a result to the residual stream.
 
 use metal_attention_model::NormKind;
 
@@ -8,32 +8,32 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// What [`norm`] computes.
+/// The sizes of [`norm`], and what it computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct NormShape {
     /// Elements of a row.
     pub n: usize,
-    /// Rows of a token.
+    /// Rows of each token.
     pub rows: usize,
-    /// The norm; `None`: rows are taken as they are.
+    /// The norm; `None`: rows are copied, scaled or added without one.
     pub kind: Option<NormKind>,
-    /// Added to the mean of the squares.
+    /// Epsilon, added to the mean of the squares or the variance.
     pub eps: f32,
-    /// Whether elements have factors.
+    /// Whether the norm has a weight.
     pub weight: bool,
-    /// Whether something is added to each element, of a norm.
+    /// Whether the norm has a bias.
     pub bias: bool,
     /// Factor on the result.
     pub scale: f32,
-    /// Whether the result is added to what is there.
+    /// Whether the result is added to `y` instead of replacing it.
     pub accumulate: bool,
-    /// Only the rows of tokens whose logits are wanted; their results lie next to one another.
+    /// Whether only the rows of wanted tokens are computed; they are stored one after the other, `[n_wanted, rows, n]`.
     pub wanted_only: bool,
 }
 
 impl NormShape {
-    /// A row a token of `n` elements, as they are.
+    /// One row of `n` elements for each token, without a norm.
     pub fn of_row(n: usize) -> Self {
         Self {
             n,
@@ -73,8 +73,9 @@ impl NormShape {
     }
 }
 
-/// `y[t][r] = scale * norm(x[t][r])` for each row of each token, or `+=`: `x` `[n_tokens, rows, n]`, or `None` where `y` is its
-/// own input, `y` `[n_tokens or n_wanted, rows, n]`, `weights` `[n]` factors, then `[n]` to be added, as far as there are any.
+/// `y[t][r] = scale * norm(x[t][r])`, or `y[t][r] += `, for each row of each token. `x` is `[n_tokens, rows, n]`;
+/// `None`: `y` is normed in place. `y` is `[n_tokens or n_wanted, rows, n]`. `weights` holds the weight `[n]`, then the
+/// bias `[n]`, as far as the shape has them.
 pub fn norm(
     gpu: &WgpuDevice,
     shape: NormShape,
@@ -105,7 +106,7 @@ pub fn norm(
     )
 }
 
-/// The scalar twin: what one row becomes, of `y` as it was.
+/// The scalar twin for one row, with `y` before the call.
 pub fn norm_twin(shape: NormShape, x: &[f32], weights: &[f32], y: &[f32]) -> Vec<f32> {
     let n = x.len() as f64;
     let mean = match shape.kind {

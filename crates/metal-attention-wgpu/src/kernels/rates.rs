@@ -1,4 +1,4 @@
-//! Kernels that do one thing only, to see how fast a device does it at best.
+//! Kernels that measure a device: each does one thing as fast as possible.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -12,13 +12,13 @@ const THREADS: usize = 256;
 /// Most subgroups of a workgroup of [`rate_matrix`].
 const MAX_SUBGROUPS: usize = 8;
 
-/// Results of a dispatch with `groups` workgroups: the length of its `sums`.
+/// Results of a dispatch with `groups` workgroups: the elements of its `sums`.
 pub fn rate_sums(groups: usize) -> usize {
     THREADS * groups
 }
 
-/// Reads the first `n` vectors of 16 bytes of `words`: every thread those that are [`rate_sums`] apart, and `sums`
-/// `[rate_sums(groups)]` u32 gets the wrapping sum of their words.
+/// Reads the first `n` vectors of 16 bytes of `words`. Every thread reads those that are [`rate_sums`] apart and writes
+/// the wrapping sum of their words to `sums`, `[rate_sums(groups)]` u32.
 pub fn rate_read(
     gpu: &WgpuDevice,
     n: usize,
@@ -35,9 +35,9 @@ pub fn rate_read(
     )
 }
 
-/// Multiplies 32-bit floats: every thread `steps` (a multiple of 4) times 32 of them, each with one of the first four
-/// `operands` and added to it. `sums` `[rate_sums(groups)]` f32 gets each thread's results, added up: with operands of 1
-/// `4 (28 + 8 steps)`.
+/// Multiplies 32-bit floats: every thread does `steps` (a multiple of 4) times 32 multiply-adds with the first four
+/// `operands` and writes the sum of its results to `sums`, `[rate_sums(groups)]` f32. With operands of 1 it is `4 (28 +
+/// 8 steps)`.
 pub fn rate_floats(
     gpu: &WgpuDevice,
     steps: usize,
@@ -54,14 +54,14 @@ pub fn rate_floats(
     )
 }
 
-/// Multiplications of [`rate_floats`].
+/// Multiply-adds of [`rate_floats`].
 pub fn rate_floats_work(steps: usize, groups: usize) -> u64 {
     (32 * steps * THREADS * groups) as u64
 }
 
-/// Multiplies on matrix units: every subgroup `steps` (a multiple of 4) times eight pairs of matrices filled with the
-/// first four `operands`. `sums` `[rate_sums(groups)]` f32 gets the elements of the results, added up by lane. `None` on
-/// a device without matrix units that kernels use.
+/// Multiplies on matrix units: every subgroup does `steps` (a multiple of 4) times eight products of matrices filled
+/// with the first four `operands`, and every lane writes the sum of its elements of the results to `sums`,
+/// `[rate_sums(groups)]` f32. `None`: the device has no matrix units that kernels use.
 pub fn rate_matrix(
     gpu: &WgpuDevice,
     steps: usize,
@@ -77,12 +77,12 @@ pub fn rate_matrix(
     Dispatch::new(gpu, &matrix_key(gpu.features(), steps), &buffers, grid(groups)).map(Some)
 }
 
-/// Multiplications of [`rate_matrix`]; `None` where there are no matrix units.
+/// Multiply-adds of [`rate_matrix`]; `None` without matrix units.
 pub fn rate_matrix_work(features: ShaderFeatures, steps: usize, groups: usize) -> Option<u64> {
     matrix_side(features).map(|side| (8 * side.pow(3) * steps * n_subgroups(features) * groups) as u64)
 }
 
-/// Rows of the matrices that the device's matrix units multiply.
+/// The side of the matrices that the device's matrix units multiply.
 fn matrix_side(features: ShaderFeatures) -> Option<usize> {
     match features {
         ShaderFeatures { subgroup_size: 0, .. } => None,
@@ -98,7 +98,7 @@ fn n_subgroups(features: ShaderFeatures) -> usize {
 }
 
 fn matrix_key(features: ShaderFeatures, steps: usize) -> PipelineKey {
-    // The threads are those of the kernel without matrix units, which stands in where its text is shown.
+    // Without matrix units a kernel with the usual threads stands in when the source is listed.
     let constants =
         [("steps", steps.into()), ("n_subgroups", n_subgroups(features).into()), ("threads", THREADS.into())];
     PipelineKey::new("rate_matrix", constants)

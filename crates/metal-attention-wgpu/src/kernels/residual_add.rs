@@ -1,11 +1,11 @@
-//! The sum of the residual stream and what a layer adds to it.
+//! The plain residual join.
 
 use crate::device::WgpuDevice;
 use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// `x[t] += y[t]` for each token: `x` and `y` `[n_tokens, n]`.
+/// `x[t] += y[t]` for each token. Both are `[n_tokens, n]`.
 pub fn residual_add(gpu: &WgpuDevice, n: usize, x: &wgpu::Buffer, y: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
     let columns = GridExtent::Fixed(n.div_ceil(256) as u32);
     let row = AccessRange::Tokens(4 * n as u64);

@@ -1,4 +1,4 @@
-//! Root-mean-square norm (arXiv 1910.07467).
+//! RMSNorm (root mean square, arXiv 1910.07467) of the residual stream.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -11,14 +11,14 @@ use crate::pipelines::PipelineKey;
 pub struct RmsNormShape {
     /// Elements of a row.
     pub n: usize,
-    /// Added to the mean of the squares.
+    /// Epsilon, added to the mean of the squares.
     pub eps: f32,
-    /// Normalise only the rows of tokens whose logits are wanted, and close the gaps.
+    /// Whether only the rows of wanted tokens are computed; they are stored one after the other.
     pub wanted_only: bool,
 }
 
-/// `y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight` for each token: `x` `[n_tokens, n]`, `weight` `[n]`,
-/// `y` `[n_tokens, n]` or `[n_wanted, n]`.
+/// `y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight` for each token. `x` is `[n_tokens, n]`, `weight` `[n]`, `y`
+/// `[n_tokens, n]` or, for wanted tokens only, `[n_wanted, n]`.
 pub fn rmsnorm(
     gpu: &WgpuDevice,
     shape: RmsNormShape,
@@ -46,7 +46,7 @@ pub fn rmsnorm(
     Dispatch::new(gpu, &key, &buffers, [rows, GridExtent::Fixed(1), GridExtent::Fixed(1)])
 }
 
-/// The scalar twin: one row.
+/// The scalar twin for one row.
 pub fn rmsnorm_twin(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
     let scale = 1.0 / (mean + f64::from(eps)).sqrt();

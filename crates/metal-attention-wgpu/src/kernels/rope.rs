@@ -1,4 +1,5 @@
-//! Rotary position embedding (arXiv 2104.09864), with the RMSNorm over each head that some models put before it.
+//! RoPE (rotary position embedding, arXiv 2104.09864), with the RMSNorm of each head that some models compute before
+//! it.
 
 use metal_attention_model::{Rope, RopeLayout};
 
@@ -8,7 +9,7 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Sizes of [`rope_apply`].
+/// The sizes of [`rope_apply`].
 #[derive(Debug, Clone, Copy)]
 pub struct RopeShape {
     /// Heads of a token.
@@ -17,14 +18,14 @@ pub struct RopeShape {
     pub head_dim: usize,
     /// Rotated elements at the start of each head; even, above 0, at most `head_dim`.
     pub n_rot: usize,
-    /// Which elements are rotated together.
+    /// Which elements form a pair that is rotated.
     pub layout: RopeLayout,
-    /// Positions the table has.
+    /// Positions in the table.
     pub n_ctx: usize,
 }
 
-/// Cosine and sine of every angle, `[n_ctx, n_rot / 2, 2]`, times the factor on the vectors' length. `factors` as in
-/// [`Rope::frequencies`].
+/// The RoPE cos/sin table, `[n_ctx, n_rot / 2, 2]`, times the factor of models that scale rotated vectors. `factors` as
+/// in [`Rope::frequencies`].
 pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32> {
     let (frequencies, length) = rope.frequencies(factors);
     (0..n_ctx)
@@ -33,8 +34,7 @@ pub fn rope_table(rope: &Rope, factors: Option<&[f32]>, n_ctx: usize) -> Vec<f32
         .collect()
 }
 
-/// Rotates `x`, F32 `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a
-/// [`rope_table`].
+/// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place, each token by its position. `rope` is a [`rope_table`].
 pub fn rope_apply(
     gpu: &WgpuDevice,
     shape: RopeShape,
@@ -52,7 +52,7 @@ pub fn rope_apply(
     )
 }
 
-/// Normalises (when the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
+/// Norms (if the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
 pub fn rope_apply_dual(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -66,8 +66,8 @@ pub fn rope_apply_dual(
     Dispatch::new(gpu, &rope_apply_dual_key(shape), &bound, grid(shape.n_head + shape.n_head_kv))
 }
 
-/// [`rope_apply_dual`] and [`kv_cache_copy`](super::kv_cache_copy) in one: queries are normalised and rotated in place,
-/// keys only on their way into the cache.
+/// [`rope_apply_dual`] and [`kv_cache_copy`](super::kv_cache_copy) in one dispatch. Queries are normed and rotated in
+/// place; keys only in the KV cache, not in `buffers.qkv`.
 pub fn rope_append(
     gpu: &WgpuDevice,
     shape: &AttentionShape,
@@ -126,14 +126,14 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
     vec![rope_apply_key(shape), rope_apply_dual_key(&example), rope_append_key(&example)]
 }
 
-/// The scalar twin of [`rope_apply`] on one head: `angles` is the position's row of the table.
+/// The scalar twin of [`rope_apply`] for one head. `angles`: the row of its position in the table.
 pub fn rope_twin(layout: RopeLayout, head: &[f32], angles: &[f32]) -> Vec<f32> {
     let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
     rotate_twin(layout, &mut x, angles);
     x.into_iter().map(|v| v as f32).collect()
 }
 
-/// The scalar twin of [`rope_apply_dual`] on one head, with the weights and epsilon of its norm.
+/// The scalar twin of [`rope_apply_dual`] for one head, with weight and epsilon of its norm.
 pub fn norm_rope_twin(layout: RopeLayout, head: &[f32], angles: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mut x: Vec<f64> = head.iter().map(|&v| f64::from(v)).collect();
     norm_twin(&mut x, weight, eps);

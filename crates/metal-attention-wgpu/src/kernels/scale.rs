@@ -1,24 +1,24 @@
-//! Factors on rows, and soft caps.
+//! Scaling and soft caps of rows.
 
 use crate::device::WgpuDevice;
 use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// What [`scale`] computes.
+/// The sizes of [`scale`], and what it computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScaleShape {
     /// Elements of a row.
     pub n: usize,
-    /// Factor on each.
+    /// The factor.
     pub scale: f32,
-    /// What the results stay below: `cap * tanh(x / cap)`.
+    /// The bound of `cap * tanh(x / cap)`, if there is one.
     pub soft_cap: Option<f32>,
-    /// Rows are those of wanted tokens, not of all.
+    /// Whether there is a row for each wanted token instead of each token.
     pub wanted: bool,
 }
 
-/// `x = cap * tanh(scale * x / cap)`, in place, or `x *= scale`: `x` `[n_tokens or n_wanted, n]`.
+/// `x = cap * tanh(scale * x / cap)`, or `x *= scale`, in place. `x` is `[n_tokens or n_wanted, n]`.
 pub fn scale(gpu: &WgpuDevice, shape: ScaleShape, x: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * shape.n as u64;
     let (rows, reach) = if shape.wanted {
@@ -40,7 +40,7 @@ fn key(shape: ScaleShape) -> PipelineKey {
     PipelineKey::new("scale", [("n", shape.n.into()), ("scale", shape.scale.into()), cap, soft_cap])
 }
 
-/// The scalar twin of one element.
+/// The scalar twin for one element.
 pub fn scale_twin(shape: ScaleShape, x: f32) -> f32 {
     let x = f64::from(x) * f64::from(shape.scale);
     shape.soft_cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh()) as f32

@@ -1,4 +1,4 @@
-//! Gated short convolutions (LFM2).
+//! Gated short convolutions (LFM2), with their recurrent states.
 
 use metal_attention_model::ShortConvSpec;
 
@@ -14,25 +14,26 @@ const CHANNELS: usize = 64;
 /// Tokens of a thread.
 const TILE: u32 = 16;
 
-/// Most taps: a thread of the first tile alone reads the state before a run.
+/// Most taps. With no more taps than tokens of a thread, only the first thread of a run reads the state.
 pub const MAX_TAPS: usize = TILE as usize;
 
-/// Buffers of a gated short convolution.
+/// The buffers of [`short_conv`].
 #[derive(Debug, Clone, Copy)]
 pub struct ShortConvBuffers<'a> {
-    /// F32 `[n_tokens, 3 * width]`: `b`, `c` and `x` of each token.
+    /// `[n_tokens, 3 * width]`: `b`, `c` and `x` of each token.
     pub inputs: &'a wgpu::Buffer,
-    /// F32 `[n_tap, width]`, the oldest token's first.
+    /// `[n_tap, width]`, the oldest token's first.
     pub taps: &'a wgpu::Buffer,
-    /// F32 `[n_slots, n_tap - 1, width]`: inputs of the convolution, oldest first.
+    /// `[n_slots, n_tap - 1, width]`: the last inputs of the convolution, the oldest first.
     pub states: &'a dyn Bind,
-    /// F32 `[n_tokens, width]`.
+    /// `[n_tokens, width]`: receives the results.
     pub out: &'a wgpu::Buffer,
-    /// As [`segment_words`](super::segment_words) lays them out; a sequence has one run.
+    /// The words of [`segment_words`](super::segment_words). A sequence has one run.
     pub segments: &'a wgpu::Buffer,
 }
 
-/// `out_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`, and the states after each segment, of which there are `n_slots`.
+/// `out_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`; also writes the state after each segment. `n_slots`:
+/// slots of the states.
 pub fn short_conv(
     gpu: &WgpuDevice,
     shape: ShortConvSpec,
@@ -63,8 +64,8 @@ fn key(ShortConvSpec { width, n_tap }: ShortConvSpec) -> PipelineKey {
     )
 }
 
-/// The scalar twin over the tokens of a run: `inputs` `[n_tokens, 3 * width]`; `state`, `[n_tap - 1, width]`, becomes that after
-/// them.
+/// The scalar twin for the tokens of one run: `inputs` is `[n_tokens, 3 * width]`; `state`, `[n_tap - 1, width]`, is
+/// replaced by that after them.
 pub fn short_conv_twin(shape: ShortConvSpec, inputs: &[f32], taps: &[f32], state: &mut Vec<f32>) -> Vec<f32> {
     let ShortConvSpec { width, n_tap } = shape;
     let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! Several residual streams of which a layer computes with the first (`AltUp`, arXiv 2301.13310).
+//! Residual streams side by side (`AltUp`, arXiv 2301.13310): prediction and correction, and changes of length.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -6,18 +6,19 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Rows of a buffer, or parts of them.
+/// Rows of a buffer, or the same part of each row.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamRows<'a> {
     /// `[n_tokens, stride]`.
     pub buffer: &'a wgpu::Buffer,
     /// Elements of a row.
     pub stride: usize,
-    /// The first element taken.
+    /// The first element used.
     pub at: usize,
 }
 
-/// `y[t] = a[t]`, or `+=`, over `n` elements; with `b` stretched to the length of `b[t]`, as the root of its squares' sum.
+/// `y[t] = a[t]`, or `y[t] += a[t]` with `accumulate`, over `n` elements. With `b`, `a[t]` is first scaled to the
+/// length (2-norm) of `b[t]`.
 pub fn stretch(
     gpu: &WgpuDevice,
     n: usize,
@@ -56,28 +57,28 @@ fn stretch_key(n: usize, a: [usize; 2], b: Option<[usize; 2]>, y: [usize; 2], ac
     )
 }
 
-/// The scalar twin of [`stretch`] on one row, without what is added to.
+/// The scalar twin of [`stretch`] for one row, without accumulation.
 pub fn stretch_twin(a: &[f32], b: Option<&[f32]>) -> Vec<f32> {
     let length = |row: &[f32]| row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
     let factor = b.map_or(1.0, |b| length(b) / length(a));
     a.iter().map(|&x| (f64::from(x) * factor) as f32).collect()
 }
 
-/// Buffers of residual streams.
+/// The buffers of [`predict_streams`] and [`correct_streams`].
 #[derive(Debug, Clone, Copy)]
 pub struct StreamsBuffers<'a> {
-    /// F32 `[n_tokens, n_streams]`: the router's products.
+    /// `[n_tokens, n_streams]`: the router's products.
     pub router: &'a wgpu::Buffer,
-    /// F32: what makes coefficients of them, `[n_streams * n_streams, n_streams]` for a prediction, otherwise `[n_streams,
-    /// n_streams]`.
+    /// The matrix that turns them into coefficients: `[n_streams * n_streams, n_streams]` for a prediction,
+    /// `[n_streams, n_streams]` for a correction.
     pub matrix: &'a wgpu::Buffer,
-    /// F32 `[n_tokens, n_streams, n]`.
+    /// `[n_tokens, n_streams, n]`: the streams, updated in place.
     pub streams: &'a wgpu::Buffer,
-    /// F32 `[n_tokens, n]`: the first.
+    /// `[n_tokens, n]`: receives the first stream; for a correction also the layer's result.
     pub x: &'a wgpu::Buffer,
 }
 
-/// `streams[i] += sum over j of c[i][j] streams[j]` with `c = matrix tanh(router)`; then `x` is the first.
+/// `streams[i] += sum over j of c[i][j] streams[j]` with `c = matrix tanh(router)`; then `x = streams[0]`.
 pub fn predict_streams(
     gpu: &WgpuDevice,
     n: usize,
@@ -87,8 +88,8 @@ pub fn predict_streams(
     Dispatch::new(gpu, &mix_key(n, n_streams, false), &mixed(n, n_streams, n_streams * n_streams, b), columns(n))
 }
 
-/// `streams[i] += (x - streams[0]) (c[i] + 1)` with `c = matrix tanh(router)`; then `x` is the first, and `scaled` that times
-/// `scale`, `[n]`.
+/// `streams[i] += (x - streams[0]) (c[i] + 1)` with `c = matrix tanh(router)`; then `x = streams[0]` and `scaled =
+/// scale x`, where `scale` is `[n]`.
 pub fn correct_streams(
     gpu: &WgpuDevice,
     n: usize,
@@ -122,7 +123,7 @@ fn mix_key(n: usize, n_streams: usize, correct: bool) -> PipelineKey {
     PipelineKey::new("streams_mix", constants).named(name)
 }
 
-/// The scalar twin of [`predict_streams`] on one token; `streams` `[n_streams, n]`.
+/// The scalar twin of [`predict_streams`] for one token. `streams` is `[n_streams, n]`.
 pub fn predict_streams_twin(router: &[f32], matrix: &[f32], streams: &[f32]) -> Vec<f32> {
     let (n_streams, n) = (router.len(), streams.len() / router.len());
     let coefficient = |i: usize, j: usize| tanh_product(&matrix[(i * n_streams + j) * n_streams..], router);
@@ -133,7 +134,7 @@ pub fn predict_streams_twin(router: &[f32], matrix: &[f32], streams: &[f32]) -> 
     (0..n_streams).flat_map(|i| (0..n).map(move |e| (i, e))).map(|(i, e)| predicted(i, e)).collect()
 }
 
-/// The scalar twin of [`correct_streams`] on one token: the streams.
+/// The scalar twin of [`correct_streams`] for one token: the streams after it.
 pub fn correct_streams_twin(router: &[f32], matrix: &[f32], streams: &[f32], x: &[f32]) -> Vec<f32> {
     let n = x.len();
     let corrected = |i: usize, e: usize| {
@@ -147,7 +148,7 @@ fn tanh_product(row: &[f32], router: &[f32]) -> f64 {
     row.iter().zip(router).map(|(&w, &x)| f64::from(w) * f64::from(x).tanh()).sum()
 }
 
-/// `streams[i] += y` for all but the first: `streams` `[n_tokens, n_streams, n]`, `y` `[n_tokens, n]`.
+/// `streams[i] += y` for all streams but the first. `streams` is `[n_tokens, n_streams, n]`, `y` `[n_tokens, n]`.
 pub fn add_to_idle_streams(
     gpu: &WgpuDevice,
     n: usize,
@@ -163,7 +164,7 @@ fn add_key(n: usize, n_streams: usize) -> PipelineKey {
     PipelineKey::new("streams_add", [("n", n.into()), ("n_streams", n_streams.into())]).named("add_to_idle_streams")
 }
 
-/// The scalar twin of [`add_to_idle_streams`] on one token.
+/// The scalar twin of [`add_to_idle_streams`] for one token.
 pub fn add_to_idle_streams_twin(streams: &[f32], y: &[f32]) -> Vec<f32> {
     let added = |(i, &x): (usize, &f32)| if i < y.len() { x } else { x + y[i % y.len()] };
     streams.iter().enumerate().map(added).collect()

@@ -1,4 +1,5 @@
-//! Experts for many tokens: the visits are sorted by expert, and each expert is multiplied with all of its tokens.
+//! Grouped GEMM over experts, for many tokens: visits are sorted by expert, and each expert is multiplied by all its
+//! tokens.
 
 use metal_attention_gguf::TensorType;
 
@@ -15,8 +16,8 @@ use crate::matrix::{MatrixPart, type_info, type_name};
 use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
-/// How [`experts_matmul`] multiplies: on matrix units where the device has them and all weights are within their range, unless
-/// `exact` asks for 32-bit floats. Tiles are as long as an expert's share of `n_tokens` tokens.
+/// The method of [`experts_matmul`]: matrix units if the device has them and all weights are within their range, unless
+/// `exact`. Tiles hold about one expert's share of `n_tokens` tokens.
 pub fn experts_method(
     features: ShaderFeatures,
     shape: &ExpertsShape,
@@ -39,9 +40,10 @@ pub fn experts_method(
     }
 }
 
-/// As [`experts_matvec`](super::experts_matvec), made for up to `n_tokens` tokens, more than a few: each expert is read once for
-/// each tile of its tokens. `input` is a [norm](MatvecInput::RmsNorm) only where [the method](experts_method) is matrix units,
-/// which may round weights and inputs to 16-bit floats, the inputs relative to the largest of their row.
+/// Like [`experts_matvec`](super::experts_matvec) for more than a few tokens, up to `n_tokens`: each expert is read
+/// once for each tile of its visits. `input` may be a [norm](MatvecInput::RmsNorm) only if [the method](experts_method)
+/// uses matrix units. These may round weights and inputs to 16-bit floats, the inputs relative to the largest of their
+/// row.
 pub fn experts_matmul(
     gpu: &WgpuDevice,
     shape: &ExpertsShape,
@@ -59,8 +61,8 @@ pub fn experts_matmul(
     experts_matmul_by(gpu, shape, matrices, input, method, x, y, accumulate, scratch, batch)
 }
 
-/// [`experts_matmul`] with a given method, to compare methods. Where a device has no matrix units, plain loops stand in for
-/// them, and `scratch` is one [for these](ExpertsScratch::for_loops).
+/// [`experts_matmul`] with a given method, to compare methods. On a device without matrix units plain loops stand in
+/// for them; `scratch` is then [for loops](ExpertsScratch::for_loops).
 pub fn experts_matmul_by(
     gpu: &WgpuDevice,
     shape: &ExpertsShape,
@@ -113,7 +115,8 @@ pub fn experts_matmul_by(
     Ok(dispatches)
 }
 
-/// What matrix units take, with `rows` rows of `n_in` elements a token, as `shaders/matmul_input.wgsl` leaves it.
+/// The two buffers of a converted input with `rows` rows of `n_in` elements for each token, in the format that
+/// `shaders/matmul_input.wgsl` writes, with their ranges.
 fn padded<'a>(
     gpu: &WgpuDevice,
     scratch: &'a MatmulScratch,
@@ -125,7 +128,7 @@ fn padded<'a>(
     [(&scratch.padded, AccessRange::Tokens(row * rows as u64)), (&scratch.scales, AccessRange::Tokens(4 * rows as u64))]
 }
 
-/// The products of a layer's experts, and what they work on.
+/// The grouped GEMM of one layer, with its buffers.
 #[derive(Clone, Copy)]
 struct ExpertsMatmul<'a> {
     gpu: &'a WgpuDevice,
@@ -136,7 +139,7 @@ struct ExpertsMatmul<'a> {
 }
 
 impl ExpertsMatmul<'_> {
-    /// How much is reached of a buffer with `row` words for each visit.
+    /// The range of a buffer with `row` words for each visit.
     fn visits(&self, row: usize) -> AccessRange {
         AccessRange::Tokens(4 * (self.shape.n_used * row) as u64)
     }
@@ -222,7 +225,7 @@ impl ExpertsMatmul<'_> {
     }
 }
 
-/// Tokens of a tile.
+/// Visits of a tile.
 fn tile_tokens(method: MatmulMethod) -> usize {
     match method {
         MatmulMethod::Tiled => TILE,
@@ -269,11 +272,11 @@ struct ExpertsMatmulOp<'a> {
     shape: &'a ExpertsShape,
     ty: TensorType,
     n_in: usize,
-    /// Rows of an expert.
+    /// Rows of the matrix of one expert.
     rows: usize,
     first_row: usize,
     n_rows: usize,
-    /// Whether it is that with gate and up.
+    /// Whether it is the product with gate and up; else with down.
     up: bool,
     bias: bool,
 }
@@ -315,7 +318,7 @@ impl<'a> ExpertsMatmulOp<'a> {
     }
 }
 
-/// Every named kernel once, with the sizes of Qwen3-30B-A3B.
+/// The keys of all kernels, with the sizes of Qwen3-30B-A3B.
 pub(super) fn catalogue() -> Vec<PipelineKey> {
     let shape = super::catalogue_shape();
     let tile = CooperativeTile { rows: 64, tokens: 32, depth: 64, subgroups_rows: 4, subgroups_tokens: 1, stages: 2 };

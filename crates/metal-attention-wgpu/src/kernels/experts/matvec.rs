@@ -1,4 +1,4 @@
-//! Experts for a few tokens: each token reads the experts that it goes to.
+//! Grouped GEMV over experts, for a few tokens: each token reads the weights of its own experts.
 
 use metal_attention_gguf::TensorType;
 
@@ -12,9 +12,9 @@ use crate::matrix::{MatrixPart, WgpuMatrix, type_name};
 use crate::pipelines::PipelineKey;
 use crate::shader::ShaderFeatures;
 
-/// For every token the weighted sum of the experts that [`route`](super::route) chose for it: `y = sum` or, to `accumulate`,
-/// `y += sum`, over `i < n_used` of `weights[i] * expert(chosen[i], x)`. `x` and `y` are `[n_tokens, n_embd]`, and `input` says
-/// what becomes of `x` before. Two dispatches, and one more for each further part of a matrix.
+/// For every token the weighted sum of the experts that [`route`](super::route) chose: `y = sum`, or `y += sum` with
+/// `accumulate`, over `i < n_used` of `weights[i] * expert(chosen[i], input)`. `x` and `y` are `[n_tokens, n_embd]`;
+/// `input` says how the input is computed from `x`. Two dispatches, and one more for each further part of a matrix.
 pub fn experts_matvec(
     gpu: &WgpuDevice,
     shape: &ExpertsShape,
@@ -53,7 +53,7 @@ pub fn experts_matvec(
     }
     for (i, part) in matrices.down.parts().iter().enumerate() {
         let bias = matrices.down_bias.map(|bias| (bias as &dyn Bind, floats(matrices.down)));
-        // What the first part leaves, the others add to.
+        // The first part writes `y`, the others add to it.
         let product = ExpertsMatvecOp::down(shape, part, accumulate || i > 0, bias.is_some());
         let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
             (&part.buffer, AccessRange::Fixed(part.bytes(shape.n_ff))),
@@ -74,7 +74,7 @@ struct ExpertsMatvecOp<'a> {
     shape: &'a ExpertsShape,
     ty: TensorType,
     n_in: usize,
-    /// Rows of an expert.
+    /// Rows of the matrix of one expert.
     rows: usize,
     first_row: usize,
     n_rows: usize,
@@ -83,14 +83,14 @@ struct ExpertsMatvecOp<'a> {
     bias: bool,
 }
 
-/// What becomes of a product.
+/// The epilogue of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExpertsMatvecOutput {
-    /// The activation of gate and up of each visit.
+    /// Stores the activation of gate and up of each visit.
     Activated,
-    /// The weighted sum of each token's visits.
+    /// Adds up the weighted results of each token's visits.
     Sum {
-        /// It is added to what is there.
+        /// Whether the sum is added to `y` instead of replacing it.
         accumulate: bool,
     },
 }
@@ -118,12 +118,12 @@ impl<'a> ExpertsMatvecOp<'a> {
         }
     }
 
-    /// Whether it is here that weights go in.
+    /// Whether this product applies the router's weights.
     fn weighted(&self) -> bool {
         self.shape.weight_input == (self.output == ExpertsMatvecOutput::Activated)
     }
 
-    /// As for a product of one token with the matrix that its experts make up together.
+    /// The float GEMV's tile for the matrix that the experts of one token form together.
     fn tile(&self, features: ShaderFeatures) -> matvec::MatvecTile {
         let units = 8 * self.n_in.div_ceil(8);
         match self.output {
@@ -181,7 +181,7 @@ impl<'a> ExpertsMatvecOp<'a> {
     }
 }
 
-/// Every named kernel once, with the sizes of Qwen3-30B-A3B.
+/// The keys of all kernels, with the sizes of Qwen3-30B-A3B.
 pub(super) fn catalogue() -> Vec<PipelineKey> {
     let features = ShaderFeatures { subgroups: true, neighbours: 32, ..Default::default() };
     let shape = super::catalogue_shape();

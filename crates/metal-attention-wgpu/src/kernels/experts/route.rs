@@ -1,4 +1,4 @@
-//! Which experts a token goes to.
+//! The router of a mixture of experts: chooses each token's experts from their scores.
 
 use metal_attention_model::{Router, RouterScore};
 
@@ -9,15 +9,15 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Most experts that a token goes to.
+/// Most experts of one token.
 pub const MAX_USED_EXPERTS: usize = 32;
 
-/// Most experts of a layer: what lies in the memory of a workgroup for each is 12 bytes.
+/// Most experts of a layer: a workgroup keeps 12 bytes for each.
 pub const MAX_EXPERTS: usize = 1024;
 
-/// Chooses `n_used` of `n_expert` experts for each token as [`Router::choose`] does, and leaves them with their weights in
-/// `scratch`. `products` `[n_tokens, n_expert]`: what the router's matrix gave, with its bias; `choice_bias` `[n_expert]`: what
-/// is added for the choice; `expert_scale` `[n_expert]`: a factor on each expert's result, which goes into its weight.
+/// Chooses `n_used` of `n_expert` experts for each token, like [`Router::choose`], and writes them with their weights
+/// to `scratch`. `products`, `[n_tokens, n_expert]`: the router's products, with its bias. `choice_bias`, `[n_expert]`:
+/// added for the choice only. `expert_scale`, `[n_expert]`: a factor on each expert's weight.
 pub fn route(
     gpu: &WgpuDevice,
     router: &Router,
@@ -70,7 +70,7 @@ fn key(router: &Router, [n_expert, n_used]: [usize; 2], choice_bias: bool, exper
     PipelineKey::new("experts_route", constants).named(format!("experts_route_{score}"))
 }
 
-/// Every score once: as Qwen 3, `DeepSeek-V3` and gpt-oss choose.
+/// The keys for every score function, as Qwen 3, `DeepSeek-V3` and gpt-oss use them.
 pub(super) fn catalogue() -> Vec<PipelineKey> {
     use metal_attention_model::RouterGroups;
     let router = Router {

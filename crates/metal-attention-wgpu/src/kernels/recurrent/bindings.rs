@@ -1,5 +1,6 @@
-//! What the kernels of recurrences are bound to. They read parts of rows and of states that others lay out, in buffers that
-//! may be one or several: each is declared with the function that finds an element of it.
+//! The bindings of the recurrences' kernels. A kernel reads some columns of rows, and some elements of states, in
+//! buffers that other kernels lay out and that may coincide. So each binding comes with a WGSL function that finds an
+//! element of it.
 
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -8,12 +9,12 @@ use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 use crate::shader::Constant;
 
-/// Where what a kernel takes of each token lies in the rows of a buffer.
+/// The columns of a buffer's rows that a kernel accesses. There is a row for each token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StridedRows {
-    /// Elements of a row.
+    /// Elements from one row to the next.
     pub stride: usize,
-    /// The first element taken.
+    /// The first column.
     pub at: usize,
 }
 
@@ -24,31 +25,31 @@ impl StridedRows {
     }
 }
 
-/// Where what a kernel keeps of a layer lies in the slots of states.
+/// The part of a layer's recurrent states that a kernel accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StridedStates {
-    /// Slots.
+    /// Number of slots.
     pub n_slots: usize,
-    /// Elements of a slot.
+    /// Elements from one slot to the next.
     pub stride: usize,
-    /// The first element.
+    /// The first element in each slot.
     pub at: usize,
 }
 
-/// How a kernel reaches a buffer.
+/// How a kernel accesses a binding called NAME. The number is that of its elements (for each token, slot or run).
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RecurrentBinding {
-    /// `fn NAME(token, i) -> f32` reads one of so many elements.
+    /// Read through `fn NAME(token, i) -> f32`.
     Rows(StridedRows, usize),
-    /// `fn set_NAME(token, i, v)` writes one of so many elements.
+    /// Written through `fn set_NAME(token, i, v)`.
     Results(StridedRows, usize),
-    /// `NAME[i]` is one of so many.
+    /// Read as `NAME[i]`.
     Floats(usize),
-    /// `NAME[NAME_place(slot) + i]` is one of so many, read and written.
+    /// Read and written as `NAME[NAME_place(slot) + i]`.
     States(StridedStates, usize),
-    /// `segments`, for `segments.wgsl`.
+    /// Runs and segments, read by `segments.wgsl`.
     Segments,
-    /// `NAME[run * n + i]` is one of so many counters of a run, zero before and after each step.
+    /// Atomic counters of each run, `NAME[run * n + i]`, zero before and after each dispatch.
     Counters(usize),
 }
 
@@ -57,7 +58,7 @@ impl RecurrentBinding {
         match self {
             Self::Rows(rows, _) | Self::Results(rows, _) => AccessRange::Tokens(4 * rows.stride as u64),
             Self::Floats(n) => AccessRange::floats(n),
-            // A run has a token.
+            // Every run has at least one token.
             Self::Counters(n) => AccessRange::Tokens(4 * n as u64),
             Self::States(states, _) => {
                 AccessRange::Fixed(4 * (states.n_slots as u64).saturating_mul(states.stride as u64))
@@ -66,7 +67,7 @@ impl RecurrentBinding {
         }
     }
 
-    /// Whether the elements lie in their rows, or slots.
+    /// Whether the elements are within their rows or slots.
     fn fits(self) -> bool {
         match self {
             Self::Rows(StridedRows { stride, at }, n)
@@ -104,10 +105,10 @@ fn fits(at: usize, n: usize, stride: usize) -> bool {
     at.checked_add(n).is_some_and(|end| end <= stride)
 }
 
-/// The buffers of a kernel by the names they have in its shader, in the order of their bindings.
+/// The bindings of a kernel with their names in the shader, in the order of the bindings.
 pub(super) type Bindings = Vec<(&'static str, RecurrentBinding)>;
 
-/// The kernel of `file` with these bindings and `constants`.
+/// The key of the kernel of `file` with these bindings and `constants`.
 pub(super) fn key(file: &'static str, bindings: &Bindings, constants: Vec<(&'static str, Constant)>) -> PipelineKey {
     let each = bindings.iter().enumerate();
     let declarations: String = each.map(|(i, (name, access))| access.declaration(name, i)).collect();
@@ -116,7 +117,8 @@ pub(super) fn key(file: &'static str, bindings: &Bindings, constants: Vec<(&'sta
     PipelineKey { name, file, constants: constants.into_iter().chain([declarations]).collect() }
 }
 
-/// The kernel of `key` with `buffers`, in the order of `bindings`. Refuses elements beyond their rows.
+/// Binds `buffers`, in the order of `bindings`, to the kernel of `key`. An error if elements are beyond their rows or
+/// slots.
 pub(super) fn dispatch(
     gpu: &WgpuDevice,
     key: &PipelineKey,

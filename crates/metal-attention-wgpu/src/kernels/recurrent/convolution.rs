@@ -1,4 +1,4 @@
-//! The short causal convolution of each channel with weights of its own, before a recurrence.
+//! The short causal convolution of each channel, before a recurrence.
 
 use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
 use crate::arena::Bind;
@@ -11,20 +11,20 @@ use crate::pipelines::PipelineKey;
 const TOKENS: u32 = 16;
 const THREADS: usize = 64;
 
-/// What [`convolution`] computes.
+/// The sizes of [`convolution`], and where its rows and states are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvolutionShape {
     /// Channels.
     pub channels: usize,
-    /// Tokens that a result sees, its own included.
+    /// Tokens that a result depends on, its own included.
     pub width: usize,
     /// Whether channels have a bias.
     pub bias: bool,
-    /// Whether the result goes through SiLU.
+    /// Whether SiLU is applied to the result.
     pub silu: bool,
-    /// The channels' inputs.
+    /// The inputs, `[channels]`.
     pub x: StridedRows,
-    /// The channels' results.
+    /// The results, `[channels]`.
     pub out: StridedRows,
     /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`.
     pub states: StridedStates,
@@ -33,15 +33,15 @@ pub struct ConvolutionShape {
 /// The buffers of [`convolution`].
 #[derive(Debug, Clone, Copy)]
 pub struct ConvolutionBuffers<'a> {
-    /// Rows with the inputs of each token.
+    /// The inputs of each token.
     pub x: &'a dyn Bind,
-    /// `[width, channels]`, that of the token itself last.
+    /// `[width, channels]`, the token's own last.
     pub taps: &'a dyn Bind,
     /// `[channels]`
     pub bias: Option<&'a dyn Bind>,
     /// The states.
     pub states: &'a dyn Bind,
-    /// Rows with the results of each token.
+    /// Receives the results of each token.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -78,8 +78,9 @@ impl ConvolutionShape {
     }
 }
 
-/// `out[t][c] = f(bias[c] + sum over j < width of taps[j][c] * x[t - (width - 1) + j][c])` for all tokens of the batch's first
-/// `runs` runs, each going on from its state. Widths are 1 to [`MAX_WIDTH`](ConvolutionShape::MAX_WIDTH).
+/// `out[t][c] = f(bias[c] + sum over j < width of taps[j][c] * x[t - (width - 1) + j][c])` for all tokens of the
+/// batch's first `runs` runs, each starting from its state. Also writes the states after each segment. Widths are 1 to
+/// [`MAX_WIDTH`](ConvolutionShape::MAX_WIDTH).
 pub fn convolution(
     gpu: &WgpuDevice,
     shape: &ConvolutionShape,
@@ -98,12 +99,12 @@ pub fn convolution(
 }
 
 impl ConvolutionShape {
-    /// The widest: no more than the tokens of an invocation, of which the first alone reads the state.
+    /// The largest width: the tokens of an invocation, so that only the first one of a run reads the state.
     pub const MAX_WIDTH: usize = TOKENS as usize;
 }
 
-/// The scalar twin of some tokens of one sequence: the results `[n_tokens, channels]` of `x`, of as many; `state`
-/// `[width - 1, channels]` becomes that after them.
+/// The scalar twin for consecutive tokens of one sequence: the results `[n_tokens, channels]` for `x`, `[n_tokens,
+/// channels]`. `state`, `[width - 1, channels]`, is replaced by that after them.
 pub fn convolution_twin(
     shape: &ConvolutionShape,
     x: &[f64],

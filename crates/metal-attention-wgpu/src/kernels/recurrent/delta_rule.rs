@@ -1,5 +1,5 @@
-//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464), and the one whose channels decay by themselves (Kimi Linear,
-//! arXiv 2510.26692), with the gates around it.
+//! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464), and its variant with a decay for each channel (Kimi
+//! Linear, arXiv 2510.26692), with the gates around it.
 
 use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
 use super::heads::{HeadShape, HeadTile};
@@ -9,25 +9,25 @@ use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Which key head a value head reads, where there are fewer.
+/// Which key head each value head uses, if there are fewer key heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyHeads {
-    /// Value heads that follow each other share one: `h / (n_head / n_key_head)`.
+    /// Consecutive value heads share one: `h / (n_head / n_key_head)`.
     Grouped,
-    /// Value heads take turns: `h % n_key_head`.
+    /// Key heads repeat: `h % n_key_head`.
     InTurn,
 }
 
-/// What decays by a gate of its own.
+/// The number of decays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecayGranularity {
-    /// A head.
+    /// One for each head.
     OfHeads,
-    /// Each channel of a head's key.
+    /// One for each channel of a head's key.
     OfChannels,
 }
 
-/// What the gate of a result goes through before it multiplies it.
+/// The activation of a gate that multiplies results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateActivation {
     /// SiLU.
@@ -36,70 +36,70 @@ pub enum GateActivation {
     Sigmoid,
 }
 
-/// What [`delta_rule`] computes.
+/// The sizes of [`delta_rule`], and where its rows and states are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRuleShape {
-    /// Heads of the value, of states, of gates.
+    /// Heads of values, states and gates.
     pub n_head: usize,
-    /// Heads of queries and keys, a divisor.
+    /// Heads of queries and keys; divides `n_head`.
     pub n_key_head: usize,
-    /// Which of them a head reads.
+    /// Which of them each head uses.
     pub key_heads: KeyHeads,
     /// Elements of a query and a key.
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// What decays.
+    /// The number of decays.
     pub decay_of: DecayGranularity,
-    /// Queries and keys are divided by their length first, with this added to the sum of squares; `None`: they are as they are.
+    /// If `Some`, queries and keys are first divided by their length, with this added to the sum of squares.
     pub l2_eps: Option<f32>,
-    /// Factor on queries.
+    /// The factor on queries.
     pub scale: f32,
-    /// `[n_key_head, key_dim]` queries, as many keys, `[n_head, value_dim]` values.
+    /// Queries `[n_key_head, key_dim]`, keys `[n_key_head, key_dim]`, values `[n_head, value_dim]`.
     pub x: StridedRows,
-    /// `[n_head]`, or `[n_head, key_dim]`: before its bias and softplus.
+    /// Decays before bias and softplus, `[n_head]` or `[n_head, key_dim]`.
     pub decay: StridedRows,
-    /// `[n_head]`: before its sigmoid.
+    /// The writing strength before its sigmoid, `[n_head]`.
     pub beta: StridedRows,
-    /// `[n_head, value_dim]`
+    /// Results, `[n_head, value_dim]`.
     pub out: StridedRows,
-    /// `[n_head, key_dim, value_dim]`
+    /// States, `[n_head, key_dim, value_dim]`.
     pub states: StridedStates,
 }
 
-/// What else [`delta_rule_step`] computes: the convolution before and the norm after.
+/// What [`delta_rule_step`] computes besides: the convolution before and the norm after.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRuleStep {
-    /// Tokens that a result of the convolution sees.
+    /// Tokens that a result of the convolution depends on.
     pub width: usize,
-    /// Whether channels have a bias.
+    /// Whether the convolution has a bias.
     pub bias: bool,
-    /// The first element of the convolution's last inputs in a slot of the states, `[width - 1, channels]`.
+    /// The first element of the convolution's last inputs, `[width - 1, channels]`, in a slot of the states.
     pub convolution_at: usize,
-    /// Of the norm of each head's result.
+    /// Epsilon of the norm of each head's result.
     pub norm_eps: f32,
-    /// What the gate goes through.
+    /// The activation of the results' gate.
     pub gate_kind: GateActivation,
-    /// `[n_head, value_dim]`
+    /// The gate, `[n_head, value_dim]`.
     pub gate: StridedRows,
 }
 
 /// The buffers of [`delta_rule`].
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaRuleBuffers<'a> {
-    /// Rows with the results of the convolution, or for [`delta_rule_step`] its inputs.
+    /// The results of the convolution, or for [`delta_rule_step`] its inputs.
     pub x: &'a dyn Bind,
-    /// Rows with the gates of decays.
+    /// Decays.
     pub decay: &'a dyn Bind,
-    /// Rows with the writing strengths.
+    /// Writing strengths.
     pub beta: &'a dyn Bind,
-    /// `[n_head]`, negative, as files hold it
+    /// Decay rates, `[n_head]`, negative, as in the file.
     pub a: &'a dyn Bind,
-    /// As many as `decay` has
+    /// Biases of the decays, as many as the decays of a token.
     pub decay_bias: &'a dyn Bind,
     /// The states.
     pub states: &'a dyn Bind,
-    /// Rows with the results.
+    /// Receives the results.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -108,15 +108,15 @@ pub struct DeltaRuleBuffers<'a> {
 /// The other buffers of [`delta_rule_step`].
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaRuleStepBuffers<'a> {
-    /// `[width, channels]`, that of the token itself last
+    /// Taps, `[width, channels]`, the token's own last.
     pub taps: &'a dyn Bind,
-    /// `[channels]`
+    /// Bias of the convolution, `[channels]`.
     pub bias: Option<&'a dyn Bind>,
-    /// Rows with the gates of results.
+    /// Gates of the results.
     pub gate: &'a dyn Bind,
-    /// `[value_dim]`
+    /// Weight of the norm, `[value_dim]`.
     pub norm_weight: &'a dyn Bind,
-    /// `[n_key_head]` zeros for each run, which are zeros again afterwards.
+    /// Counters, `[n_key_head]` for each run, zero before and after each dispatch.
     pub tickets: &'a dyn Bind,
 }
 
@@ -222,8 +222,8 @@ impl DeltaRuleBuffers<'_> {
     }
 }
 
-/// For each head of all tokens of the batch's first `runs` runs, with key `k`, query `q`, value `v`, `g = exp(a softplus(decay +
-/// decay_bias))` and `beta` after its sigmoid: `S = g S; u = beta (v - k S); S = S + k^T u; out = q S`.
+/// For each head and each token of the batch's first `runs` runs, with key `k`, query `q`, value `v`, `g = exp(a
+/// softplus(decay + decay_bias))` and `b = sigmoid(beta)`: `S = g S; u = b (v - k S); S = S + k^T u; out = q S`.
 pub fn delta_rule(
     gpu: &WgpuDevice,
     shape: &DeltaRuleShape,
@@ -242,8 +242,9 @@ pub fn delta_rule(
     )
 }
 
-/// All between a layer's matrix products at once, for runs of few tokens: the convolution of `x` with SiLU, the [`delta_rule`] of
-/// what comes of it, and of each head's result an RMS norm times its gate. `None` where a head is too large for a workgroup.
+/// Everything between a layer's matrix products in one dispatch, for runs of few tokens: the convolution of `x` with
+/// SiLU, the [`delta_rule`], and an RMSNorm of each head's result times its gate. `None` if a head does not fit a
+/// workgroup.
 pub fn delta_rule_step(
     gpu: &WgpuDevice,
     shape: &DeltaRuleShape,
@@ -269,22 +270,22 @@ pub fn delta_rule_step(
     bindings::dispatch(gpu, &shape.key(Some(step), tile), &shape.bindings(Some(step)), &buffers, grid).map(Some)
 }
 
-/// What the twin takes of one token.
+/// The inputs of the twin for one token.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaRuleToken<'a> {
     /// The results of the convolution.
     pub x: &'a [f64],
-    /// As [`DeltaRuleShape::decay`].
+    /// Decays, as [`DeltaRuleShape::decay`].
     pub decay: &'a [f64],
-    /// As [`DeltaRuleShape::beta`].
+    /// Writing strengths, as [`DeltaRuleShape::beta`].
     pub beta: &'a [f64],
-    /// As [`DeltaRuleBuffers::a`].
+    /// Decay rates, as [`DeltaRuleBuffers::a`].
     pub a: &'a [f64],
-    /// As [`DeltaRuleBuffers::decay_bias`].
+    /// Biases, as [`DeltaRuleBuffers::decay_bias`].
     pub decay_bias: &'a [f64],
 }
 
-/// The scalar twin of one token: the results of all heads, `[n_head, value_dim]`; `state` becomes that after it.
+/// The scalar twin for one token: the results `[n_head, value_dim]`. `state` is replaced by that after it.
 pub fn delta_rule_twin(shape: &DeltaRuleShape, token: &DeltaRuleToken<'_>, state: &mut [f64]) -> Vec<f64> {
     let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
     let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();

@@ -1,4 +1,4 @@
-//! The norm of what comes of a recurrence's heads, or of groups of them, and the gate behind it.
+//! The norm of a recurrence's results by heads or groups of heads, with the gate that follows it.
 
 use metal_attention_model::NormKind;
 
@@ -10,41 +10,41 @@ use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// What [`group_norm`] computes.
+/// The sizes of [`group_norm`], and where its rows are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupNormShape {
     /// Elements of a group.
     pub n: usize,
-    /// Groups of a token.
+    /// Groups of each token.
     pub groups: usize,
     /// The norm.
     pub kind: NormKind,
-    /// Added to the mean of the squares.
+    /// Epsilon, added to the mean of the squares or the variance.
     pub eps: f32,
-    /// Whether each group has its own weights, `[groups, n]`; else all have the same, `[n]`.
+    /// Whether each group has its own weights, `[groups, n]`; otherwise all share `[n]`.
     pub of_groups: bool,
-    /// Whether as many biases are added.
+    /// Whether the norm has a bias, shaped like the weights.
     pub bias: bool,
-    /// `[groups, n]`
+    /// Inputs, `[groups, n]`.
     pub x: StridedRows,
-    /// What multiplies the result, of rows `[groups, n]`.
+    /// The gate that multiplies the result, `[groups, n]`, and its activation.
     pub gate: Option<(GateActivation, StridedRows)>,
-    /// `[groups, n]`
+    /// Results, `[groups, n]`.
     pub out: StridedRows,
 }
 
 /// The buffers of [`group_norm`].
 #[derive(Debug, Clone, Copy)]
 pub struct GroupNormBuffers<'a> {
-    /// Rows to be normed.
+    /// Inputs.
     pub x: &'a dyn Bind,
-    /// As [`GroupNormShape::of_groups`] says.
+    /// Weights, shaped as [`GroupNormShape::of_groups`] says.
     pub weight: &'a dyn Bind,
-    /// As many, where there are any.
+    /// Biases, shaped like the weights, if there are some.
     pub bias: Option<&'a dyn Bind>,
-    /// Rows with the gates, where there are any.
+    /// Gates, if there are some.
     pub gate: Option<&'a dyn Bind>,
-    /// Rows with the results, another buffer.
+    /// Receives the results; another buffer than `x`.
     pub out: &'a dyn Bind,
 }
 
@@ -84,7 +84,7 @@ impl GroupNormShape {
     }
 }
 
-/// `out[t][g] = norm(x[t][g]) * weight + bias`, times the gate.
+/// `out[t][g] = norm(x[t][g]) * weight + bias`, times the gate, for each token and group.
 pub fn group_norm(gpu: &WgpuDevice, shape: &GroupNormShape, b: &GroupNormBuffers<'_>) -> Result<Dispatch, WgpuError> {
     if shape.bias != b.bias.is_some() || shape.gate.is_some() != b.gate.is_some() {
         return Err(WgpuError::Mismatch { what: "a norm of groups".into(), why: format!("{shape:?} with {b:?}") });
@@ -96,7 +96,7 @@ pub fn group_norm(gpu: &WgpuDevice, shape: &GroupNormShape, b: &GroupNormBuffers
     bindings::dispatch(gpu, &shape.key(), &shape.bindings(), &buffers, grid)
 }
 
-/// The scalar twin of one group.
+/// The scalar twin for one group.
 pub fn group_norm_twin(
     shape: &GroupNormShape,
     x: &[f64],

@@ -1,4 +1,4 @@
-//! What small matrices have given, through the second matrices of low-rank products.
+//! The second matrices of low-rank products: from the results of the first ones to full width.
 
 use super::bindings::StridedRows;
 use crate::arena::Bind;
@@ -7,47 +7,49 @@ use crate::dispatch::{AccessRange, Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// Channels of a workgroup, and invocations that share each.
+/// Channels of a workgroup.
 const CHANNELS: usize = 32;
+/// Invocations that share a channel.
 const SPLITS: usize = 8;
-/// Tokens of a workgroup where there are many, and elements of their rows in workgroup memory.
+/// Tokens of a workgroup in batches of several.
 const TOKENS: usize = 8;
+/// Elements of a row in workgroup memory at a time.
 const BLOCK: usize = 64;
-/// Most parts of [`low_rank`].
+/// Most parts of one [`low_rank`].
 pub const MAX_LOW_RANK_PARTS: usize = 8;
 
-/// A function of each element between the two matrices of a low-rank product.
+/// The activation between the two matrices of a low-rank product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LowRankActivation {
     /// None.
     AsItIs,
     /// The hyperbolic tangent.
     Tanh,
-    /// `1 / (1 + e^-x)`
+    /// The sigmoid, `1 / (1 + e^-x)`.
     Sigmoid,
 }
 
-/// What [`low_rank`] computes.
+/// The sizes of [`low_rank`]: several low-rank products (parts) of one width.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LowRankShape {
     /// Elements of each part's result.
     pub width: usize,
-    /// Rank of each part, and what is done to the elements before.
+    /// The rank of each part, and its activation.
     pub parts: Vec<(usize, LowRankActivation)>,
 }
 
 impl LowRankShape {
-    /// Elements of a token before: those of all parts, one after the other.
+    /// Elements of a token's input: the ranks of all parts, one after the other.
     pub fn n_in(&self) -> usize {
         self.parts.iter().map(|(rank, _)| rank).sum()
     }
 
-    /// Elements of a token after.
+    /// Elements of a token's result.
     pub fn n_out(&self) -> usize {
         self.parts.len() * self.width
     }
 
-    /// Where part `i` lies in what comes of it.
+    /// The columns of part `i` in the result.
     pub fn result(&self, i: usize) -> StridedRows {
         StridedRows { stride: self.n_out(), at: i * self.width }
     }
@@ -80,8 +82,8 @@ impl LowRankShape {
     }
 }
 
-/// `y[t][p] = up_p squash_p(x[t][p])` for each part `p`: `x` `[n_tokens, n_in]`, `y` `[n_tokens, n_parts, width]`, `up` the
-/// matrices of all parts with a row for each element of `x`, F32 `[n_in, width]`. `one`: made for a token by itself.
+/// `y[t][p] = up_p activation_p(x[t][p])` for each token and part `p`. `x` is `[n_tokens, n_in]`, `y` `[n_tokens,
+/// n_parts, width]`; `up` holds the transposed matrices of all parts, `[n_in, width]`. `one`: made for one token.
 pub fn low_rank(
     gpu: &WgpuDevice,
     shape: &LowRankShape,
@@ -107,7 +109,7 @@ pub fn low_rank(
     Dispatch::new(gpu, &shape.key(tokens), &buffers, grid)
 }
 
-/// The scalar twin of one token.
+/// The scalar twin for one token.
 pub fn low_rank_twin(shape: &LowRankShape, x: &[f32], up: &[f32]) -> Vec<f64> {
     let mut y = Vec::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The selective scan of Mamba (arXiv 2312.00752), with the gates around it.
+//! The selective scan of Mamba (arXiv 2312.00752), with its gate.
 
 use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
 use super::heads::HeadShape;
@@ -8,58 +8,58 @@ use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// What [`mamba`] computes.
+/// The sizes of [`mamba`], and where its rows and states are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MambaShape {
     /// Channels.
     pub channels: usize,
-    /// Elements of a channel's state.
+    /// Elements of each channel's state.
     pub d_state: usize,
-    /// `[channels]`: the results of the convolution.
+    /// Results of the convolution, `[channels]`.
     pub x: StridedRows,
-    /// `[channels]`: before its bias and softplus.
+    /// Step sizes before bias and softplus, `[channels]`.
     pub dt: StridedRows,
-    /// `[d_state]`
+    /// B, `[d_state]`.
     pub b: StridedRows,
-    /// `[d_state]`
+    /// C, `[d_state]`.
     pub c: StridedRows,
-    /// What goes through SiLU and multiplies the results, `[channels]`.
+    /// The gate, whose SiLU multiplies the results, `[channels]`; `None`: there is none.
     pub gate: Option<StridedRows>,
-    /// `[channels]`
+    /// Results, `[channels]`.
     pub out: StridedRows,
-    /// `[d_state, channels]`
+    /// States, `[d_state, channels]`.
     pub states: StridedStates,
 }
 
 /// The buffers of [`mamba`].
 #[derive(Debug, Clone, Copy)]
 pub struct MambaBuffers<'a> {
-    /// Rows with the inputs.
+    /// Results of the convolution.
     pub x: &'a dyn Bind,
-    /// Rows with dt.
+    /// Step sizes.
     pub dt: &'a dyn Bind,
-    /// Rows with B.
+    /// B of each token.
     pub b: &'a dyn Bind,
-    /// Rows with C.
+    /// C of each token.
     pub c: &'a dyn Bind,
-    /// `[channels]`
+    /// Biases of the step sizes, `[channels]`.
     pub dt_bias: &'a dyn Bind,
-    /// `[d_state, channels]`, negative: the tensor of a file, which is `[channels, d_state]`, the other way round
+    /// Decay rates A, `[d_state, channels]`, negative: the transpose of the file's tensor.
     pub a: &'a dyn Bind,
-    /// `[channels]`
+    /// Skip factors D, `[channels]`.
     pub d: &'a dyn Bind,
-    /// Rows with the gates, where there are any.
+    /// Gates, if there are some.
     pub gate: Option<&'a dyn Bind>,
     /// The states.
     pub states: &'a dyn Bind,
-    /// Rows with the results.
+    /// Receives the results.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
 }
 
 impl MambaShape {
-    /// Channels are columns of one head.
+    /// The channels as the columns of one head.
     fn head(&self) -> HeadShape {
         HeadShape { key_dim: self.d_state, value_dim: self.channels, n_vectors: 2, n_values: 2, n_sums: 1 }
     }
@@ -93,7 +93,7 @@ impl MambaShape {
     }
 }
 
-/// For each channel of all tokens of the batch's first `runs` runs, with `dt` after its bias and softplus:
+/// For each channel and each token of the batch's first `runs` runs, with `dt` after bias and softplus:
 /// `h[s] = exp(dt A[s]) h[s] + dt B[s] x; out = (sum over s of C[s] h[s] + D x) SiLU(gate)`.
 pub fn mamba(
     gpu: &WgpuDevice,
@@ -110,21 +110,21 @@ pub fn mamba(
     bindings::dispatch(gpu, &shape.key(), &shape.bindings(), &buffers, [columns, runs, GridExtent::Fixed(1)])
 }
 
-/// What the twin takes of one token.
+/// The inputs of the twin for one token.
 #[derive(Debug, Clone, Copy)]
 pub struct MambaToken<'a> {
-    /// `[channels]`
+    /// Results of the convolution, `[channels]`.
     pub x: &'a [f64],
-    /// `[channels]`, before its bias and softplus
+    /// Step sizes before bias and softplus, `[channels]`.
     pub dt: &'a [f64],
-    /// `[d_state]`
+    /// B, `[d_state]`.
     pub b: &'a [f64],
-    /// `[d_state]`
+    /// C, `[d_state]`.
     pub c: &'a [f64],
 }
 
-/// The scalar twin of one token, with `dt_bias`, `a` and `d` as [`MambaBuffers`] has them: the results without a gate; `state`
-/// becomes that after it.
+/// The scalar twin for one token, with `dt_bias`, `a` and `d` as in [`MambaBuffers`]: the results without a gate,
+/// `[channels]`. `state` is replaced by that after it.
 pub fn mamba_twin(token: &MambaToken<'_>, dt_bias: &[f64], a: &[f64], d: &[f64], state: &mut [f64]) -> Vec<f64> {
     let channels = token.x.len();
     let of_channel = |c: usize| {

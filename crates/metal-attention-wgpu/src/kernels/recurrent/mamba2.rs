@@ -1,4 +1,4 @@
-//! The state space of Mamba-2 (arXiv 2405.21060), with the gates around it.
+//! The state space of Mamba-2 (arXiv 2405.21060), with its gate.
 
 use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
 use super::heads::{HeadShape, HeadTile};
@@ -8,62 +8,62 @@ use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// What [`mamba2`] computes.
+/// The sizes of [`mamba2`], and where its rows and states are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mamba2Shape {
     /// Heads.
     pub n_head: usize,
-    /// Groups of as many heads, which have B and C in common.
+    /// Groups of heads that share B and C; divides `n_head`.
     pub n_group: usize,
     /// Elements of B and C.
     pub d_state: usize,
     /// Elements of a head's input.
     pub head_dim: usize,
-    /// `[n_head, head_dim]` inputs, and behind them `[n_group, d_state]` B, as many C.
+    /// Inputs `[n_head, head_dim]`, then B `[n_group, d_state]` and C `[n_group, d_state]`.
     pub x: StridedRows,
-    /// Where B and C lie instead, of which no convolution is taken.
+    /// B and C, if they are elsewhere and not convolved.
     pub bc: Option<StridedRows>,
-    /// `[n_head]`: before its bias and softplus.
+    /// Step sizes before bias and softplus, `[n_head]`.
     pub dt: StridedRows,
-    /// What goes through SiLU and multiplies the results, `[n_head, head_dim]`.
+    /// The gate, whose SiLU multiplies the results, `[n_head, head_dim]`; `None`: there is none.
     pub gate: Option<StridedRows>,
-    /// `[n_head, head_dim]`
+    /// Results, `[n_head, head_dim]`.
     pub out: StridedRows,
-    /// `[n_head, d_state, head_dim]`
+    /// States, `[n_head, d_state, head_dim]`.
     pub states: StridedStates,
 }
 
-/// The convolution that [`mamba2_step`] computes, too.
+/// The convolution that [`mamba2_step`] computes besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mamba2Step {
-    /// Tokens that a result of the convolution sees.
+    /// Tokens that a result of the convolution depends on.
     pub width: usize,
-    /// Whether channels have a bias.
+    /// Whether the convolution has a bias.
     pub bias: bool,
-    /// The first element of the convolution's last inputs in a slot of the states, `[width - 1, channels]`.
+    /// The first element of the convolution's last inputs, `[width - 1, channels]`, in a slot of the states.
     pub convolution_at: usize,
 }
 
 /// The buffers of [`mamba2`].
 #[derive(Debug, Clone, Copy)]
 pub struct Mamba2Buffers<'a> {
-    /// Rows with the results of the convolution, or for [`mamba2_step`] its inputs.
+    /// The results of the convolution, or for [`mamba2_step`] its inputs.
     pub x: &'a dyn Bind,
-    /// Rows with B and C, where they are not with the inputs.
+    /// B and C, if they are not in `x`.
     pub bc: Option<&'a dyn Bind>,
-    /// Rows with dt.
+    /// Step sizes.
     pub dt: &'a dyn Bind,
-    /// `[n_head]`
+    /// Biases of the step sizes, `[n_head]`.
     pub dt_bias: &'a dyn Bind,
-    /// `[n_head]`, negative, as files hold it
+    /// Decay rates A, `[n_head]`, negative, as in the file.
     pub a: &'a dyn Bind,
-    /// `[n_head]`
+    /// Skip factors D, `[n_head]`.
     pub d: &'a dyn Bind,
-    /// Rows with the gates, where there are any.
+    /// Gates, if there are some.
     pub gate: Option<&'a dyn Bind>,
     /// The states.
     pub states: &'a dyn Bind,
-    /// Rows with the results.
+    /// Receives the results.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -72,11 +72,11 @@ pub struct Mamba2Buffers<'a> {
 /// The other buffers of [`mamba2_step`].
 #[derive(Debug, Clone, Copy)]
 pub struct Mamba2StepBuffers<'a> {
-    /// `[width, channels]`, that of the token itself last
+    /// Taps, `[width, channels]`, the token's own last.
     pub taps: &'a dyn Bind,
-    /// `[channels]`
+    /// Bias of the convolution, `[channels]`.
     pub bias: Option<&'a dyn Bind>,
-    /// `[n_group]` zeros for each run, which are zeros again afterwards.
+    /// Counters, `[n_group]` for each run, zero before and after each dispatch.
     pub tickets: &'a dyn Bind,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Mamba2Buffers<'a> {
     }
 }
 
-/// For each head of all tokens of the batch's first `runs` runs, with `dt` after its bias and softplus:
+/// For each head and each token of the batch's first `runs` runs, with `dt` after bias and softplus:
 /// `S = exp(dt A) S + dt B^T x; out = (C S + D x) SiLU(gate)`.
 pub fn mamba2(
     gpu: &WgpuDevice,
@@ -190,8 +190,8 @@ pub fn mamba2(
     )
 }
 
-/// The convolution of `x` with SiLU and the [`mamba2`] of what comes of it at once, for runs of few tokens. `None` where a head is
-/// too large for a workgroup.
+/// The convolution of `x` with SiLU and [`mamba2`] of its results in one dispatch, for runs of few tokens. `None` if a
+/// head does not fit a workgroup.
 pub fn mamba2_step(
     gpu: &WgpuDevice,
     shape: &Mamba2Shape,
@@ -217,19 +217,19 @@ pub fn mamba2_step(
     bindings::dispatch(gpu, &shape.key(Some(step), tile), &shape.bindings(Some(step)), &buffers, grid).map(Some)
 }
 
-/// The weights of heads that the twin takes, `[n_head]` each.
+/// The weights of all heads for the twin, `[n_head]` each.
 #[derive(Debug, Clone, Copy)]
 pub struct Mamba2HeadWeights<'a> {
-    /// As [`Mamba2Buffers::dt_bias`].
+    /// Biases, as [`Mamba2Buffers::dt_bias`].
     pub dt_bias: &'a [f64],
-    /// As [`Mamba2Buffers::a`].
+    /// Decay rates, as [`Mamba2Buffers::a`].
     pub a: &'a [f64],
-    /// As [`Mamba2Buffers::d`].
+    /// Skip factors, as [`Mamba2Buffers::d`].
     pub d: &'a [f64],
 }
 
-/// The scalar twin of one token, of the convolution's results `x`: those of all heads, `[n_head, head_dim]`, without a gate; `state`
-/// becomes that after it.
+/// The scalar twin for one token: from the convolution's results `x` those of all heads, `[n_head, head_dim]`, without
+/// a gate. `state` is replaced by that after it.
 pub fn mamba2_twin(
     shape: &Mamba2Shape,
     w: &Mamba2HeadWeights<'_>,

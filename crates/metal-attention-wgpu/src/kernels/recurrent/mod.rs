@@ -1,11 +1,12 @@
 //! Recurrences: mixers that keep a state of fixed size instead of keys and values.
 //!
-//! All but Mamba-1 keep a matrix for each head, `[key_dim, value_dim]`, a row for each element of the key (Mamba: of B and
-//! C), whose columns do not touch each other. A kernel goes through the runs of a batch in parallel, and through the tokens
-//! of a run in order, its state in registers; `segments.wgsl` says which states it reads and writes ([`segment_words`]).
+//! All but Mamba-1 keep a matrix for each head, `[key_dim, value_dim]`, with a row for each element of the key (for
+//! Mamba-2 of B and C). Its columns are independent of each other. A kernel processes the runs of a batch (the tokens
+//! of one sequence) in parallel, and the tokens of a run in order, with the state in registers. Which states it reads
+//! and writes is given by segments ([`segment_words`], `segments.wgsl`).
 //!
-//! States are F32, `[n_slots, elements]`: slot 0 is the empty text's, zeros that nobody writes. What a kernel keeps of a
-//! layer begins at an element of every slot ([`StridedStates`]).
+//! States are F32, `[n_slots, elements]`. Slot 0 is the state before the first token: zeros, never written. A kernel's
+//! part of a layer's state begins at the same element of every slot ([`StridedStates`]).
 
 mod bindings;
 mod convolution;
@@ -41,7 +42,7 @@ pub use token_shift::{TokenShiftBuffers, TokenShiftShape, token_shift, token_shi
 
 use crate::pipelines::PipelineKey;
 
-/// Every kernel once, with the sizes of a small model.
+/// The keys of all kernels, with the sizes of a small model.
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
     [
         convolution::catalogue(),

@@ -1,4 +1,4 @@
-//! The recurrence of RWKV-6 (Finch, arXiv 2404.05892), alone and with what stands around it.
+//! The recurrence of RWKV-6 (Finch, arXiv 2404.05892), alone and with what surrounds it.
 
 use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
 use super::heads::{HeadShape, HeadTile, MOST_BLOCK};
@@ -8,7 +8,8 @@ use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// What [`rwkv6`] computes. For [`rwkv6_mix`] `decay` is what the layer's matrices give.
+/// The sizes of [`rwkv6`], and where its rows and states are. For [`rwkv6_mix`] `decay` is the result of the layer's
+/// matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rwkv6Shape {
     /// Heads.
@@ -19,44 +20,44 @@ pub struct Rwkv6Shape {
     pub value_dim: usize,
     /// Receptances, `[n_head, key_dim]`.
     pub r: StridedRows,
-    /// `[n_head, key_dim]`
+    /// Keys, `[n_head, key_dim]`.
     pub k: StridedRows,
-    /// `[n_head, value_dim]`
+    /// Values, `[n_head, value_dim]`.
     pub v: StridedRows,
-    /// What is left of each channel, `[n_head, key_dim]`, in 0..=1.
+    /// The factor on each row of the state, `[n_head, key_dim]`, from 0 to 1.
     pub decay: StridedRows,
-    /// `[n_head, value_dim]`
+    /// Results, `[n_head, value_dim]`.
     pub out: StridedRows,
-    /// `[n_head, key_dim, value_dim]`
+    /// States, `[n_head, key_dim, value_dim]`.
     pub states: StridedStates,
 }
 
-/// What else [`rwkv6_mix`] computes.
+/// What [`rwkv6_mix`] computes besides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv6Mix {
-    /// What is computed of the recurrence's results.
+    /// The form of the recurrence.
     pub output: Rwkv6Output,
-    /// What multiplies the results after SiLU or, in linear attention, a sigmoid, `[n_head, value_dim]`.
+    /// The gate, whose SiLU (in linear attention sigmoid) multiplies the results, `[n_head, value_dim]`.
     pub gate: StridedRows,
 }
 
 /// The form of RWKV-6's recurrence, and what follows it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rwkv6Output {
-    /// RWKV-6: a bonus, and a norm of each head's result with this epsilon.
+    /// RWKV-6: with a bonus for the present token, and a layer norm of each head's result.
     Normed {
-        /// Added to the mean of the squares.
+        /// Epsilon of the norm, added to the variance.
         eps: f32,
     },
-    /// Gated linear attention: the key's elements times what decays, receptances over the square root of their number; the
-    /// state after the token gives the results. So many heads share keys and values.
+    /// Gated linear attention: keys are multiplied by one minus the decay, receptances divided by the square root of
+    /// `key_dim`; the results come from the state after the token; several heads share keys and values.
     Linear {
-        /// Heads for each of keys and values.
+        /// Heads that share keys and values.
         share: usize,
     },
 }
 
-/// The buffers of [`rwkv6`], each with the rows that the shape says.
+/// The buffers of [`rwkv6`]; their rows are those of [`Rwkv6Shape`].
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // as in the shape
 pub struct Rwkv6Buffers<'a> {
@@ -64,7 +65,7 @@ pub struct Rwkv6Buffers<'a> {
     pub k: &'a dyn Bind,
     pub v: &'a dyn Bind,
     pub decay: &'a dyn Bind,
-    /// How much a token has of its own value, `[n_head, key_dim]`; none in linear attention.
+    /// The factor on a token's own key and value, `[n_head, key_dim]`; `None` in linear attention.
     pub bonus: Option<&'a dyn Bind>,
     pub states: &'a dyn Bind,
     pub out: &'a dyn Bind,
@@ -75,11 +76,11 @@ pub struct Rwkv6Buffers<'a> {
 /// The other buffers of [`rwkv6_mix`].
 #[derive(Debug, Clone, Copy)]
 pub struct Rwkv6MixBuffers<'a> {
-    /// `[n_head, key_dim]`
+    /// Biases of the decays, `[n_head, key_dim]`.
     pub decay_bias: &'a dyn Bind,
-    /// Weight and bias of the norm, where there is one, `[n_head, value_dim]` each.
+    /// Weight and bias of the norm, `[n_head, value_dim]` each; `None` in linear attention.
     pub norm: Option<[&'a dyn Bind; 2]>,
-    /// As [`Rwkv6Mix::gate`].
+    /// The gate, as [`Rwkv6Mix::gate`].
     pub gate: &'a dyn Bind,
 }
 
@@ -146,7 +147,7 @@ impl Rwkv6Mix {
     }
 }
 
-/// Heads that share keys and values, where this is linear attention.
+/// Heads that share keys and values, if this is linear attention.
 fn linear_share(mix: Option<&Rwkv6Mix>) -> Option<usize> {
     match mix?.output {
         Rwkv6Output::Normed { eps: _ } => None,
@@ -161,7 +162,8 @@ impl<'a> Rwkv6Buffers<'a> {
     }
 }
 
-/// For each head of all tokens of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
+/// For each head and each token of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S +
+/// k^T v`.
 pub fn rwkv6(
     gpu: &WgpuDevice,
     shape: &Rwkv6Shape,
@@ -183,9 +185,9 @@ pub fn rwkv6(
     )
 }
 
-/// All between a layer's matrix products at once, for runs of any length: [`rwkv6`] with `exp(-exp(decay + decay_bias))` for
-/// `decay`, then a layer norm of each head times SiLU of the gate; or gated linear attention ([`Rwkv6Output`]). `None` where a head
-/// is too large for a workgroup.
+/// Everything between a layer's matrix products in one dispatch, for runs of any length: [`rwkv6`] with `exp(-exp(decay
+/// + decay_bias))` as decay, then a layer norm of each head times SiLU of the gate; or gated linear attention
+/// ([`Rwkv6Output`]). `None` if a head does not fit a workgroup.
 pub fn rwkv6_mix(
     gpu: &WgpuDevice,
     shape: &Rwkv6Shape,
@@ -208,7 +210,7 @@ pub fn rwkv6_mix(
     bindings::dispatch(gpu, &shape.key(Some(mix), tile), &shape.bindings(Some(mix)), &buffers, grid).map(Some)
 }
 
-/// What the twin takes of one token and head.
+/// The inputs of the twin for one token and head.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // as in the shape
 pub struct Rwkv6Token<'a> {
@@ -218,8 +220,8 @@ pub struct Rwkv6Token<'a> {
     pub decay: &'a [f64],
 }
 
-/// The scalar twin of one token and head with its `bonus`: the results `[value_dim]`; `state` `[key_dim, value_dim]` becomes that
-/// after it.
+/// The scalar twin for one token and head with its `bonus`: the results `[value_dim]`. `state`, `[key_dim, value_dim]`,
+/// is replaced by that after it.
 pub fn rwkv6_twin(token: &Rwkv6Token<'_>, bonus: &[f64], state: &mut [f64]) -> Vec<f64> {
     let n = token.v.len();
     let column = |c: usize| {

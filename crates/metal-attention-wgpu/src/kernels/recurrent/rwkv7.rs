@@ -1,4 +1,4 @@
-//! The recurrence of RWKV-7 (Goose, arXiv 2503.14456), alone and with what stands around it.
+//! The recurrence of RWKV-7 (Goose, arXiv 2503.14456), alone and with what surrounds it.
 
 use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
 use super::heads::{HeadShape, HeadTile, MOST_BLOCK};
@@ -8,7 +8,8 @@ use crate::dispatch::{Dispatch, GridExtent};
 use crate::error::WgpuError;
 use crate::pipelines::PipelineKey;
 
-/// What [`rwkv7`] computes. For [`rwkv7_mix`] `decay`, `k`, `v` and `a` are what the layer's matrices give, and `b` is not read.
+/// The sizes of [`rwkv7`], and where its rows and states are. For [`rwkv7_mix`] `decay`, `k`, `v` and `a` are the
+/// results of the layer's matrices, and `b` is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rwkv7Shape {
     /// Heads.
@@ -19,34 +20,34 @@ pub struct Rwkv7Shape {
     pub value_dim: usize,
     /// Receptances, `[n_head, key_dim]`.
     pub r: StridedRows,
-    /// What is left of each channel, `[n_head, key_dim]`, in 0..=1.
+    /// The factor on each row of the state, `[n_head, key_dim]`, from 0 to 1.
     pub decay: StridedRows,
-    /// `[n_head, key_dim]`
+    /// Keys, `[n_head, key_dim]`.
     pub k: StridedRows,
-    /// `[n_head, value_dim]`
+    /// Values, `[n_head, value_dim]`.
     pub v: StridedRows,
-    /// `[n_head, key_dim]`: less the normalised key that is taken away.
+    /// The negative of the normalised key that is removed from the state, `[n_head, key_dim]`.
     pub a: StridedRows,
-    /// `[n_head, key_dim]`: the normalised key times the learning rates.
+    /// The normalised key times the learning rates, `[n_head, key_dim]`.
     pub b: StridedRows,
-    /// `[n_head, value_dim]`
+    /// Results, `[n_head, value_dim]`.
     pub out: StridedRows,
-    /// `[n_head, key_dim, value_dim]`
+    /// States, `[n_head, key_dim, value_dim]`.
     pub states: StridedStates,
 }
 
-/// What else [`rwkv7_mix`] computes.
+/// What [`rwkv7_mix`] computes besides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv7Mix {
-    /// Of the norm of each head's result, where there is one.
+    /// Epsilon of the norm of each head's result; `None`: there is no norm.
     pub norm_eps: Option<f32>,
-    /// The first layer's values and how much of them the layer takes, before its bias and sigmoid, `[n_head, value_dim]` each.
+    /// The first layer's values, and their share in this layer's before bias and sigmoid, `[n_head, value_dim]` each.
     pub residual: Option<[StridedRows; 2]>,
-    /// What multiplies the results, `[n_head, value_dim]`.
+    /// The gate that multiplies the results, `[n_head, value_dim]`; `None`: there is none.
     pub gate: Option<StridedRows>,
 }
 
-/// The buffers of [`rwkv7`], each with the rows that the shape says.
+/// The buffers of [`rwkv7`]; their rows are those of [`Rwkv7Shape`].
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // as in the shape
 pub struct Rwkv7Buffers<'a> {
@@ -65,13 +66,13 @@ pub struct Rwkv7Buffers<'a> {
 /// The other buffers of [`rwkv7_mix`].
 #[derive(Debug, Clone, Copy)]
 pub struct Rwkv7MixBuffers<'a> {
-    /// `[8, channels]`: the biases of the decays (w0), of the learning rates (a0) and of the residual (v0; anything where there is
-    /// none), the factors of the removed key (`k_k`) and of the key (`k_a`), the bonus (`r_k`), weight and bias of the norm (anything
-    /// where there is none).
+    /// `[8, channels]`: the biases of decay (w0), learning rate (a0) and share of the first layer's values (v0;
+    /// arbitrary if there is none), the factors of the removed key (`k_k`) and of the key (`k_a`), the bonus (`r_k`),
+    /// weight and bias of the norm (arbitrary if there is none).
     pub weights: &'a dyn Bind,
-    /// As [`Rwkv7Mix::residual`].
+    /// The first layer's values and their share, as [`Rwkv7Mix::residual`].
     pub residual: Option<[&'a dyn Bind; 2]>,
-    /// As [`Rwkv7Mix::gate`].
+    /// The gate, as [`Rwkv7Mix::gate`].
     pub gate: Option<&'a dyn Bind>,
 }
 
@@ -132,7 +133,7 @@ impl Rwkv7Shape {
     }
 }
 
-/// For each head of all tokens of the batch's first `runs` runs: `S = diag(decay) S + b^T (a S) + k^T v; out = r S`.
+/// For each head and each token of the batch's first `runs` runs: `S = diag(decay) S + b^T (a S) + k^T v; out = r S`.
 pub fn rwkv7(
     gpu: &WgpuDevice,
     shape: &Rwkv7Shape,
@@ -152,10 +153,10 @@ pub fn rwkv7(
     )
 }
 
-/// All between a layer's matrix products at once, for runs of any length: [`rwkv7`] with `decay = exp(-0.606531 sigmoid(decay +
-/// w0))`, `rate = sigmoid(a + a0)`, `kk = k k_k` of length 1, `a = -kk`, `b = kk rate`, `k (1 + (rate - 1) k_a)` for `k` and
-/// `v + (first - v) sigmoid(mix + v0)` for `v`; then a layer norm of each head, `+ (r . k r_k) v`, and the gate. `None` where a
-/// head is too large for a workgroup.
+/// Everything between a layer's matrix products in one dispatch, for runs of any length: [`rwkv7`] with `decay =
+/// exp(-0.606531 sigmoid(decay + w0))`, `rate = sigmoid(a + a0)`, `kk = k k_k` scaled to length 1, `a = -kk`, `b = kk
+/// rate`, `k (1 + (rate - 1) k_a)` for `k` and `v + (first - v) sigmoid(share + v0)` for `v`; then a layer norm of each
+/// head, `+ (r . k r_k) v`, and the gate. `None` if a head does not fit a workgroup.
 pub fn rwkv7_mix(
     gpu: &WgpuDevice,
     shape: &Rwkv7Shape,
@@ -177,7 +178,7 @@ pub fn rwkv7_mix(
     bindings::dispatch(gpu, &shape.key(Some(mix), tile), &shape.bindings(Some(mix)), &buffers, grid).map(Some)
 }
 
-/// What the twin takes of one token and head.
+/// The inputs of the twin for one token and head.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // as in the shape
 pub struct Rwkv7Token<'a> {
@@ -189,7 +190,8 @@ pub struct Rwkv7Token<'a> {
     pub b: &'a [f64],
 }
 
-/// The scalar twin of one token and head: the results `[value_dim]`; `state` `[key_dim, value_dim]` becomes that after it.
+/// The scalar twin for one token and head: the results `[value_dim]`. `state`, `[key_dim, value_dim]`, is replaced by
+/// that after it.
 pub fn rwkv7_twin(token: &Rwkv7Token<'_>, state: &mut [f64]) -> Vec<f64> {
     let n = token.v.len();
     let column = |c: usize| {

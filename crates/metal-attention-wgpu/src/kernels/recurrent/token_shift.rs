@@ -1,4 +1,4 @@
-//! RWKV's token shift: each token's row mixed with that of the token before.
+//! RWKV's token shift: each token's row mixed with that of the token before, by several sets of factors.
 
 use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
 use crate::arena::Bind;
@@ -10,38 +10,38 @@ use crate::pipelines::PipelineKey;
 /// Tokens of an invocation.
 const TOKENS: u32 = 16;
 const THREADS: usize = 64;
-/// The results' names in the shader.
+/// The names of the results in the shader.
 const OUT: [&str; 6] = ["out_0", "out_1", "out_2", "out_3", "out_4", "out_5"];
 
-/// What [`token_shift`] computes.
+/// The sizes of [`token_shift`], and where its rows and states are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenShiftShape {
     /// Channels.
     pub channels: usize,
-    /// Results of a token; 1 to 6.
+    /// Results of each token, 1 to 6.
     pub n_out: usize,
-    /// `[channels]`
+    /// Inputs, `[channels]`.
     pub x: StridedRows,
-    /// What a token adds to the factors, `[n_out, channels]`.
+    /// What each token adds to the factors, `[n_out, channels]`; `None`: nothing.
     pub mu_of_tokens: Option<StridedRows>,
     /// The row of the last token, `[channels]`.
     pub states: StridedStates,
-    /// Whether states go on to the batch's last tokens; another shift of the same rows may still read those before.
+    /// Whether the state is replaced by the batch's last row. Not if another shift of the same batch still reads it.
     pub advance: bool,
 }
 
 /// The buffers of [`token_shift`].
 #[derive(Debug, Clone, Copy)]
 pub struct TokenShiftBuffers<'a> {
-    /// Rows of tokens.
+    /// Inputs of each token.
     pub x: &'a dyn Bind,
-    /// The factors, `[n_out, channels]`.
+    /// Factors of all tokens, `[n_out, channels]`.
     pub mu: &'a dyn Bind,
-    /// As [`TokenShiftShape::mu_of_tokens`].
+    /// What each token adds to them, as [`TokenShiftShape::mu_of_tokens`].
     pub mu_of_tokens: Option<&'a dyn Bind>,
     /// The states.
     pub states: &'a dyn Bind,
-    /// The results, `[n_tokens, channels]` each.
+    /// Receive the results, `[n_tokens, channels]` each.
     pub out: &'a [&'a dyn Bind],
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -75,8 +75,8 @@ impl TokenShiftShape {
     }
 }
 
-/// `out_j[t] = x[t] + (x[t - 1] - x[t]) * (mu[j] + mu_of_tokens[t][j])` for all tokens of the batch's first `runs` runs, each going
-/// on from its state.
+/// `out_j[t] = x[t] + (x[t - 1] - x[t]) * (mu[j] + mu_of_tokens[t][j])` for all tokens of the batch's first `runs`
+/// runs, each starting from its state.
 pub fn token_shift(
     gpu: &WgpuDevice,
     shape: &TokenShiftShape,
@@ -95,7 +95,8 @@ pub fn token_shift(
     bindings::dispatch(gpu, &shape.key(), &shape.bindings(), &buffers, [columns, runs, GridExtent::Tokens(TOKENS)])
 }
 
-/// The scalar twin of one token with the factors `mu` `[n_out, channels]`: `[n_out, channels]`; `before` becomes its row.
+/// The scalar twin for one token with the factors `mu`, `[n_out, channels]`: the results `[n_out, channels]`. `before`,
+/// the row of the token before, is replaced by `x`.
 pub fn token_shift_twin(x: &[f64], mu: &[f64], before: &mut Vec<f64>) -> Vec<f64> {
     let mixed = |(i, mu): (usize, &f64)| x[i % x.len()] + (before[i % x.len()] - x[i % x.len()]) * mu;
     let out = mu.iter().enumerate().map(mixed).collect();
