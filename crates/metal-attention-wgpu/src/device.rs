@@ -58,7 +58,7 @@ impl Default for WgpuOptions {
     }
 }
 
-/// How often a thread that waits for the device checks whether it was cancelled.
+/// The interval at which a thread that waits for the device checks whether it was cancelled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// An open GPU.
@@ -70,7 +70,7 @@ pub struct WgpuDevice {
     queue: wgpu::Queue,
     /// Properties of the adapter.
     summary: AdapterSummary,
-    /// What kernels may use.
+    /// The features that kernels may use.
     features: ShaderFeatures,
     /// Whether shaders check accesses.
     checked: bool,

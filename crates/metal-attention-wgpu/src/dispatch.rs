@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn a_batch_fits_if_its_buffers_hold_its_tiles_of_experts() {
         for (n_expert, n_used, tokens) in [(1, 1, 1), (8, 2, 16), (128, 8, 64), (5, 3, 7)] {
-            let tiles = ExpertTiles { n_expert, n_used, tokens };
+            let tiles = ExpertTiles { n_expert, n_used, tile_tokens: tokens };
             for n in [1, 2, 17, 512] {
                 let capacity = BufferCapacity::of(&[(
                     &Bytes(16 * u64::from(tiles.max_tiles(n))),
@@ -378,8 +378,11 @@ mod tests {
             }
         }
         // One token at each of two experts, and all others at one of them: three tiles.
-        assert_eq!(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }.max_tiles(66), 3);
-        assert_eq!(GridExtent::ExpertTiles(ExpertTiles { n_expert: 2, n_used: 1, tokens: 64 }).of(step(0, 0, 1)), 0);
+        assert_eq!(ExpertTiles { n_expert: 2, n_used: 1, tile_tokens: 64 }.max_tiles(66), 3);
+        assert_eq!(
+            GridExtent::ExpertTiles(ExpertTiles { n_expert: 2, n_used: 1, tile_tokens: 64 }).workgroups(step(0, 0, 1)),
+            0
+        );
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub enum WgpuError {
     Unsuitable {
         /// The adapter's name.
         name: String,
-        /// What is missing.
+        /// The missing feature or limit.
         why: String,
     },
     /// The device has no timestamps, so that kernels cannot be timed.
@@ -56,7 +56,7 @@ pub enum WgpuError {
          cpu", bytes.map(|bytes| format!(" ({:.1} MiB)", mib(bytes))).unwrap_or_default()
     )]
     OutOfMemory {
-        /// What the memory was for.
+        /// The purpose of the memory.
         what: String,
         /// Its bytes; `None` for a submission, whose memory the driver does not report.
         bytes: Option<u64>,
@@ -94,7 +94,7 @@ pub enum WgpuError {
          model, or run on the CPU with --device cpu"
     )]
     TooLarge {
-        /// What the memory was for.
+        /// The purpose of the memory.
         what: String,
         /// Its bytes.
         bytes: u64,

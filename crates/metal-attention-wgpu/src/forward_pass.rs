@@ -65,7 +65,7 @@ pub(super) struct BatchShape {
 
 /// The commands of a batch of one token, recorded before its token is known.
 pub(super) struct PreparedStep {
-    /// What the commands were recorded for.
+    /// The shape that the commands were recorded for.
     shape: BatchShape,
     commands: CommandBuffer,
 }
@@ -424,8 +424,8 @@ fn log_persistent_layers(layers: &PersistentLayers) {
     tracing::info!("a token goes through all layers in {n} dispatch(es), one for each buffer of weights");
 }
 
-/// How many of a micro-batch's layer dispatches [`WgpuForwardPass::record`] submits by itself: the largest power of two
-/// for a prefill with enough of them, else 0.
+/// The number of a micro-batch's layer dispatches that [`WgpuForwardPass::record`] submits itself: the largest power of
+/// two for a prefill with enough of them, else 0.
 fn submitted_while_recording(kind: BatchKind, n_dispatches: usize) -> usize {
     let prompt = matches!(kind, BatchKind::Few | BatchKind::Many);
     if prompt && n_dispatches >= FIRST_SUBMISSION { 1 << n_dispatches.ilog2() } else { 0 }

@@ -20,7 +20,7 @@ pub struct WgpuKvCache {
     pub(super) pages: PageTable,
     /// The keys, and the values, of each layer that has a cache of its own.
     halves: Vec<LayerKeysOrValues>,
-    /// One page of all layers, on its way from one page to another: WebGPU does not copy within a buffer.
+    /// The buffer through which a page of all layers is copied to another page: WebGPU does not copy within a buffer.
     copy_buffer: Buffer,
     /// Element type of keys and values.
     pub(super) cache_type: CacheType,

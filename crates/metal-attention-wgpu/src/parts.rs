@@ -68,7 +68,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
         Mixer::AttentionAndMamba2(both) => mamba(both.mamba2.n_tap, both.mamba2.d_state)?,
         Mixer::ShortConv(ShortConvSpec { width: _, n_tap }) => {
             if *n_tap > MAX_TAPS {
-                return Err("short convolutions over so many tokens");
+                return Err("short convolutions with more taps than the kernels support");
             }
         }
         Mixer::DeltaRule(of) => {
@@ -80,7 +80,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
                 }
             }
             if of.n_tap > ConvolutionShape::MAX_WIDTH {
-                return Err("short convolutions over so many tokens");
+                return Err("short convolutions with more taps than the kernels support");
             }
         }
     }
@@ -96,9 +96,9 @@ const MAX_STATE: usize = 512;
 /// Checks the taps of a Mamba layer's convolution and the elements of its state for each channel.
 fn mamba(n_tap: usize, d_state: usize) -> Result<(), &'static str> {
     if n_tap > ConvolutionShape::MAX_WIDTH {
-        return Err("convolutions of Mamba over so many tokens");
+        return Err("convolutions of Mamba with more taps than the kernels support");
     }
-    if d_state > MAX_STATE { Err("states of Mamba of so many elements") } else { Ok(()) }
+    if d_state > MAX_STATE { Err("states of Mamba with more elements than the kernels support") } else { Ok(()) }
 }
 
 /// Checks a mixture of experts.
@@ -108,7 +108,7 @@ fn experts(e: &Experts) -> Result<(), &'static str> {
         return Err("experts over a narrower row");
     }
     if *n_used > MAX_USED_EXPERTS || *n_expert > MAX_EXPERTS {
-        return Err("so many experts");
+        return Err("more experts than the kernels support");
     }
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
     match expert.activation {
@@ -181,7 +181,7 @@ impl AttentionKernels {
         }
     }
 
-    /// The same kernels for rows of Q, K and V with `beside` more elements behind them: the inputs of a mixer that runs
+    /// These kernels, for rows of Q, K and V with `beside` more elements behind them: the inputs of a mixer that runs
     /// beside attention.
     fn beside(self, beside: usize) -> Self {
         match self {

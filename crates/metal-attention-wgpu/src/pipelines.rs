@@ -31,7 +31,7 @@ impl PipelineKey {
         Self { name: file.to_owned(), file, constants: constants.into() }
     }
 
-    /// The same kernel under another name.
+    /// This kernel under another name.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }

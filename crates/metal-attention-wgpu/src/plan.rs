@@ -169,7 +169,7 @@ enum ProductMethod {
 struct LinearProduct<'a> {
     /// The matrix and its bias `[n_out]`.
     linear: (&'a WgpuMatrix, Option<&'a Buffer>),
-    /// What happens to the product: stored, added to `y`, or gated.
+    /// The epilogue: the product is stored, added to `y`, or gated.
     output: MatvecOutput,
     /// Which tokens' rows of `x` are multiplied.
     rows: TokenRows,

@@ -8,7 +8,7 @@ use wgpu::{ComputePassDescriptor, DeviceType, SubmissionIndex};
 use crate::plan::DispatchPlan;
 use crate::{BatchDims, WgpuDevice};
 
-/// How long one submission should take; a real batch may have to wait this long.
+/// The intended time of one submission; a real batch may have to wait this long.
 const WAKE_TIME: Duration = Duration::from_millis(2);
 
 /// Most products of one submission.

@@ -22,7 +22,7 @@ pub(crate) struct RwkvWidths {
     small: usize,
     /// Results of the second matrices of low-rank products.
     large: usize,
-    /// What each token adds to the factors of a token shift.
+    /// The addition of each token to the factors of a token shift.
     lerps: usize,
     /// Values of the first layer.
     first_value: usize,
@@ -92,7 +92,7 @@ pub(crate) struct RwkvScratch {
     pub(crate) small: Buffer,
     /// Results of the second matrices, `[n_tokens, n_parts, width]`.
     pub(crate) large: Buffer,
-    /// What each token adds to the factors of a token shift, `[n_tokens, 5, width]`.
+    /// The addition of each token to the factors of a token shift, `[n_tokens, 5, width]`.
     pub(crate) lerps: Buffer,
     /// The first layer's values, which later layers mix into theirs, `[n_tokens, width]`.
     pub(crate) first_value: Buffer,

@@ -23,8 +23,8 @@ use crate::waker::Waker;
 use crate::weights::{Uploads, WgpuWeights};
 use crate::{BatchBuffer, Readback, WgpuDevice, WgpuError};
 
-/// How long loading waits for the persistent kernel to be compiled. Until it is, the plans with a dispatch for each
-/// kernel are used.
+/// The time that loading waits for the persistent kernel to be compiled. Until it is, the plans with a dispatch for
+/// each kernel are used.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 impl WgpuForwardPass {

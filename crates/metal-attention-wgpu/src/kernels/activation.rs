@@ -10,7 +10,7 @@ use crate::pipelines::PipelineKey;
 
 const THREADS: usize = 256;
 
-/// What the activated gate is multiplied by, and the layout of `x`.
+/// The factor of the activated gate, and the layout of `x`.
 #[derive(Debug, Clone, Copy)]
 pub enum Gating<'a> {
     /// By nothing: `x` is `[n_tokens, n]`.

@@ -112,7 +112,7 @@ const SPLIT: usize = 128;
 /// Most splits of the attention of a head.
 const MAX_SPLITS: usize = 8;
 
-/// How often a thread polls for a missing value before it times out: some tens of milliseconds on a GPU. Below 65535,
+/// The number of polls for a missing value before a thread times out: some tens of milliseconds on a GPU. Below 65535,
 /// at which llvmpipe leaves every loop.
 const PATIENCE: u32 = 1 << 15;
 
@@ -315,14 +315,14 @@ impl LayerPlacements {
     }
 }
 
-/// How the rows of a product are divided among the lanes of a subgroup.
+/// The division of a product's rows among the lanes of a subgroup.
 #[derive(Debug, Clone, Copy)]
 struct SubgroupTile {
     /// Lanes that share a row, a power of two.
     lanes: usize,
     /// Units (of 8 weights) that a lane requests at once.
     unroll: usize,
-    /// How many times it does so for a whole row.
+    /// The number of such requests for a whole row.
     stretches: usize,
 }
 

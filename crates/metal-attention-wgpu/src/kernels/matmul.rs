@@ -13,7 +13,7 @@ use crate::matrix::{MatrixPart, WgpuMatrix, type_info, type_name};
 use crate::pipelines::PipelineKey;
 use crate::shader::{Constant, ShaderFeatures};
 
-/// How a GEMM is computed.
+/// The method of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatmulMethod {
     /// In 32-bit floats on any device, in tiles of 64 rows by 64 tokens.
@@ -105,8 +105,8 @@ pub fn all_on_units(features: ShaderFeatures, matrix: &WgpuMatrix, exact: bool) 
 }
 
 /// Whether tiles for `n_tokens` tokens would be so few that most of a large GPU is idle, so that
-/// [`multi_token_matvec`](super::multi_token_matvec) is faster. Only for types that need no dequantisation: MoE routers
-/// in F32.
+/// [`multi_token_matvec`](super::multi_token_matvec) is faster. Only for types that need no dequantisation: `MoE`
+/// routers in F32.
 pub fn leaves_idle_in_tiles(matrix: &WgpuMatrix, n_tokens: usize) -> bool {
     const FEWEST_TILES: usize = 64;
     let wide = matrix.parts().iter().all(|part| type_info(part.ty).wide);

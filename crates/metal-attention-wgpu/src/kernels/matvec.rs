@@ -15,7 +15,7 @@ pub(super) use product::{MatvecTile, float_tile};
 /// Tokens that share each weight that is read, in batches of a few tokens.
 pub const TOKEN_TILE: usize = 4;
 
-/// What a matrix is multiplied by: the prologue of the kernel.
+/// The input of a product: the prologue of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub enum MatvecInput<'a> {
     /// `x`, `[n_rows, n_in]`.
@@ -31,7 +31,7 @@ pub enum MatvecInput<'a> {
     Silu,
 }
 
-/// What happens to a product: the epilogue of the kernel.
+/// The output of a product: the epilogue of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatvecOutput {
     /// `y = W x`, `[n_rows, n_out]`.
@@ -96,9 +96,9 @@ impl TokenRows {
 /// A product with its prologue and epilogue.
 #[derive(Debug, Clone, Copy)]
 pub struct MatvecOptions<'a> {
-    /// What the matrix is multiplied by.
+    /// The prologue: how the input is computed from `x`.
     pub input: MatvecInput<'a>,
-    /// What happens to the product.
+    /// The epilogue: how `y` is computed from the product.
     pub output: MatvecOutput,
     /// Which rows of `x` are multiplied.
     pub rows: TokenRows,

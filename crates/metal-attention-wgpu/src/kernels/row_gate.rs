@@ -1,4 +1,4 @@
-//! A gate for whole rows: that of the shared expert of Qwen2 MoE.
+//! A gate for whole rows: that of the shared expert of Qwen2 `MoE`.
 
 use crate::device::WgpuDevice;
 use crate::dispatch::{AccessRange, Dispatch, GridExtent};

@@ -3,7 +3,8 @@
 
 use metal_attention_gguf::TensorType;
 
-/// How a type's shader file can deliver weights as 8-bit integers for integer dot products; see `types/packed.wgsl`.
+/// The ways in which a type's shader file delivers weights as 8-bit integers for integer dot products; see
+/// `types/packed.wgsl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IntegerCodes {
     /// Not at all: weights are dequantised to floats.
@@ -21,7 +22,7 @@ pub(crate) struct TypeInfo {
     pub(crate) name: &'static str,
     /// Words that a lane reads for a unit of 8 weights, scales included.
     pub(crate) words: usize,
-    /// How its weights become 8-bit integers.
+    /// The way in which its weights become 8-bit integers.
     pub(crate) integer_codes: IntegerCodes,
     /// Whether weights can be far beyond the range of 16-bit floats, so that matrix units would overflow. (A scale of
     /// `MXFP4` could make them so; those of real models do not.)

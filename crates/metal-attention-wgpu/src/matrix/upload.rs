@@ -130,13 +130,13 @@ impl PartUpload {
     }
 }
 
-/// How rows of one type are repacked on the GPU.
+/// The bit order of one tensor type, by which the GPU repacks its rows.
 struct Repacker {
     /// The tensor type.
     ty: TensorType,
     /// Where each bit of a repacked row comes from.
     order: BitOrder,
-    /// The same for the kernel.
+    /// The bit order as the kernel reads it.
     table: wgpu::Buffer,
 }
 
@@ -170,7 +170,7 @@ impl RawRows {
         Ok(Self { repackers, slots })
     }
 
-    /// How `part` is repacked on the GPU; `None`: on the CPU.
+    /// The bit order for `part`; `None`: it is repacked on the CPU.
     fn repacker(&self, part: &PartUpload) -> Option<&Repacker> {
         // A row longer than a chunk would need a larger slot than all others; such rows are rare.
         let suits = part.layout.row_bytes() <= CHUNK_BYTES;
@@ -230,7 +230,7 @@ fn upload_by(gpu: &WgpuDevice, parts: &[PartUpload], on_gpu: bool, meanwhile: &d
         if let Some(before) = before.replace(submission) {
             gpu.wait(Some(before))?;
         }
-        // Of tensors that go to several parts some pages are read from the file again.
+        // Some pages of tensors that are in several parts are read from the file again.
         for (part, first, n) in round {
             if first + n == part.n_rows {
                 part.source.release_pages();

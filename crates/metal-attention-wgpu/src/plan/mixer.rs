@@ -24,7 +24,7 @@ use crate::weights::{WgpuAttention, WgpuLinear, WgpuMixer, WgpuNorm};
 pub(super) struct MixerResult<'a> {
     /// The output matrix.
     pub(super) out: &'a WgpuLinear,
-    /// What it multiplies, a scratch buffer.
+    /// The scratch buffer that it multiplies.
     pub(super) x: &'a Buffer,
     /// The norm of `x` that the product computes in its prologue; only in plans for one token.
     pub(super) norm: Option<&'a WgpuNorm>,

@@ -278,7 +278,7 @@ impl PlanBuilder<'_> {
     }
 }
 
-/// What distinguishes one token shift from another.
+/// The properties in which token shifts differ.
 struct TokenShiftOptions {
     /// Number of results: each token's row mixed with the one before by different factors.
     n_out: usize,

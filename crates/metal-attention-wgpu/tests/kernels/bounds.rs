@@ -54,7 +54,7 @@ fn steps_beyond_the_buffers_are_not_recorded() {
     let x = gpu.buffer("x", 4 * 32 * 3).unwrap();
     let add = residual_add(gpu, 32, &x, &x).unwrap();
     let step = |n_tokens| BatchDims { n_tokens, n_wanted: 0, n_runs: 1, n_splits: 1 };
-    assert!(add.holds(step(3)) && !add.holds(step(4)) && !add.holds(step(u32::MAX)));
+    assert!(add.fits(step(3)) && !add.fits(step(4)) && !add.fits(step(u32::MAX)));
     let record = |n_tokens| {
         let mut encoder = gpu.encoder();
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());

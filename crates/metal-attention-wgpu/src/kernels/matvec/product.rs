@@ -1,9 +1,9 @@
-//! How a GEMV is divided among workgroups and lanes, and the key of its kernel.
+//! The division of a GEMV among workgroups and lanes, and the key of its kernel.
 //!
 //! A *unit* is 8 consecutive elements of a row of weights. A row is shared by some lanes of a workgroup, each of which
-//! reads every so many units and adds up their products; then the lanes add their sums. There are two kernels: one
-//! dequantises weights to floats; the *integer* one also quantises the input to bytes, once in each workgroup, and uses
-//! integer dot products.
+//! reads units at a fixed distance and adds up their products; then the lanes add their sums. There are two kernels:
+//! one dequantises weights to floats; the *integer* one also quantises the input to bytes, once in each workgroup, and
+//! uses integer dot products.
 
 use metal_attention_gguf::TensorType;
 
@@ -43,7 +43,7 @@ pub(super) struct MatvecOp {
     row_ends: [usize; MAX_INPUTS],
 }
 
-/// How a workgroup is laid out over the rows of a product.
+/// The layout of a workgroup over the rows of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::kernels) struct MatvecTile {
     /// Lanes that share a row, a power of two.
@@ -82,7 +82,7 @@ const LONG_ROWS: usize = 128;
 
 /// Weights from which on the integer kernel is used, if the epilogue only stores.
 const INTEGER_WEIGHTS: usize = 1 << 22;
-/// The same for other epilogues and for products with a bias.
+/// The number of weights for other epilogues and for products with a bias.
 const INTEGER_WEIGHTS_OF_LAYERS: usize = 1 << 24;
 
 /// Workgroup memory of a quantised block of 32 inputs.

@@ -36,7 +36,7 @@ pub struct StridedStates {
     pub at: usize,
 }
 
-/// How a kernel accesses a binding called NAME. The number is that of its elements (for each token, slot or run).
+/// The access of a kernel to a binding called NAME. The number is that of its elements (for each token, slot or run).
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RecurrentBinding {
     /// Read through `fn NAME(token, i) -> f32`.

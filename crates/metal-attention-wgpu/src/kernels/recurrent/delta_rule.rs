@@ -67,7 +67,7 @@ pub struct DeltaRuleShape {
     pub states: StridedStates,
 }
 
-/// What [`delta_rule_step`] computes besides: the convolution before and the norm after.
+/// The convolution before and the norm after the recurrence in [`delta_rule_step`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRuleStep {
     /// Tokens that a result of the convolution depends on.

@@ -1,4 +1,4 @@
-//! How recurrences with a matrix for each head are divided among workgroups.
+//! The division of recurrences with a matrix for each head among workgroups.
 
 use crate::device::WgpuDevice;
 use crate::shader::Constant;

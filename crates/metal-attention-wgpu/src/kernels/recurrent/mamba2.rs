@@ -33,7 +33,7 @@ pub struct Mamba2Shape {
     pub states: StridedStates,
 }
 
-/// The convolution that [`mamba2_step`] computes besides.
+/// The convolution before the recurrence in [`mamba2_step`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mamba2Step {
     /// Tokens that a result of the convolution depends on.

@@ -32,7 +32,7 @@ pub struct Rwkv6Shape {
     pub states: StridedStates,
 }
 
-/// What [`rwkv6_mix`] computes besides.
+/// The steps around the recurrence in [`rwkv6_mix`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv6Mix {
     /// The form of the recurrence.

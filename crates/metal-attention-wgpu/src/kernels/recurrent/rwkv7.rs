@@ -36,7 +36,7 @@ pub struct Rwkv7Shape {
     pub states: StridedStates,
 }
 
-/// What [`rwkv7_mix`] computes besides.
+/// The steps around the recurrence in [`rwkv7_mix`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rwkv7Mix {
     /// Epsilon of the norm of each head's result; `None`: there is no norm.

@@ -22,7 +22,7 @@ pub struct TokenShiftShape {
     pub n_out: usize,
     /// Inputs, `[channels]`.
     pub x: StridedRows,
-    /// What each token adds to the factors, `[n_out, channels]`; `None`: nothing.
+    /// The addition of each token to the factors, `[n_out, channels]`; `None`: nothing.
     pub mu_of_tokens: Option<StridedRows>,
     /// The row of the last token, `[channels]`.
     pub states: StridedStates,
@@ -37,7 +37,7 @@ pub struct TokenShiftBuffers<'a> {
     pub x: &'a dyn Bind,
     /// Factors of all tokens, `[n_out, channels]`.
     pub mu: &'a dyn Bind,
-    /// What each token adds to them, as [`TokenShiftShape::mu_of_tokens`].
+    /// The addition of each token to them, as [`TokenShiftShape::mu_of_tokens`].
     pub mu_of_tokens: Option<&'a dyn Bind>,
     /// The states.
     pub states: &'a dyn Bind,
