@@ -231,20 +231,20 @@ pub(super) struct Activations {
     pub(super) x: Buffer,
     /// The normed input of a mixer, a feed-forward or the output head, `[n_tokens, n_embd]`.
     pub(super) h: Buffer,
-    /// The result of a mixer or feed-forward that a norm or factor separates from the residual join, `[n_tokens,
-    /// n_embd]`.
+    /// The result of a mixer or feed-forward that a norm or factor separates from the residual join,
+    /// `[n_tokens, n_embd]`.
     pub(super) result: Buffer,
     /// Projected queries, keys and values, `[n_tokens, (n_head + 2 n_head_kv) * head_dim]`, with gates of heads before
-    /// them and the inputs of a mixer beside attention after them. In latent attention the queries, `[n_tokens, n_head,
-    /// head_dim]`. For other mixers their projected inputs.
+    /// them and the inputs of a mixer beside attention after them. In latent attention the queries,
+    /// `[n_tokens, n_head, head_dim]`. For other mixers their projected inputs.
     pub(super) qkv: Buffer,
     /// Queries of the general attention kernels after norm and RoPE, `[n_tokens, n_head, key_dim]`. For a delta rule
     /// the result of its convolution, `[n_tokens, n_channels]`.
     pub(super) queries: Buffer,
     /// Compressed queries of latent attention, `[n_tokens, q_rank]`.
     pub(super) q_a: Buffer,
-    /// Latent attention's compressed keys and values with the rotated key that heads share, `[n_tokens, kv_rank +
-    /// shared_dim]`. For a delta rule its gates, if they are projected apart.
+    /// Latent attention's compressed keys and values with the rotated key that heads share,
+    /// `[n_tokens, kv_rank + shared_dim]`. For a delta rule its gates, if they are projected apart.
     pub(super) kv_a: Buffer,
     /// The mixer's result, which its output matrix multiplies, `[n_tokens, n_head * value_dim]`.
     pub(super) mixer_out: Buffer,

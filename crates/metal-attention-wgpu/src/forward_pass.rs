@@ -46,7 +46,7 @@ pub(super) enum ResultKind {
     Logits,
     /// The id of its largest logit, one u32.
     Id,
-    /// Its [`TOP_K`] largest logits with their token ids, `[TOP_K, 2]` words.
+    /// Its [`TOP_K`] largest logits with their token ids, `[TOP_K, 2]` words; see [`kernels::top_k_list`].
     TopK,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct BatchShape {
     /// Which results are copied to the readback buffer.
     pub(super) output: ResultKind,
     /// Whether the KV pages of a one-token batch's sequence are consecutive; the persistent kernel requires it.
-    pub(super) in_order: bool,
+    pub(super) consecutive_pages: bool,
 }
 
 /// The commands of a batch of one token, recorded before its token is known.
@@ -92,13 +92,13 @@ pub struct WgpuForwardPass {
     plan_many: DispatchPlan,
     /// The largest batches that `plan_sequences` and `plan_few` accept.
     pub(super) few_limits: AFew,
-    /// Tokens and page tables of one-token batches. Greedy steps that are queued ahead advance them on the GPU.
+    /// Tokens and page tables of one-token batches. Argmax replaces its tokens for steps that are queued ahead.
     batch_of_one: BatchBuffer,
-    /// Tokens and page tables of all other batches.
+    /// Tokens and page tables of all other batches, used in the same way.
     batch: BatchBuffer,
     /// Token ids that argmax chose, `[n_wanted]`.
     pub(super) ids: Buffer,
-    /// Pairs of token id and logit, `[n_wanted, TOP_K, 2]`.
+    /// Pairs of sort key and token id, `[n_wanted, TOP_K, 2]` words; see [`kernels::top_k_list`].
     top_k: Buffer,
     /// Greedy decode steps in flight, each with the readback buffer that receives its ids.
     pub(super) lookahead: Lookahead<Readback>,
@@ -189,7 +189,7 @@ impl WgpuForwardPass {
     /// GPU starts before the CPU has recorded all of them. Each one advances the device's
     /// [`Watch`](metal_attention_model::Watch) when it is done.
     pub(super) fn record(&self, shape: BatchShape, trace: bool) -> CommandEncoder {
-        let BatchShape { kind, size, output, in_order } = shape;
+        let BatchShape { kind, size, output, consecutive_pages } = shape;
         let plan = self.plan(kind);
         let mut encoder = self.gpu.encoder();
         let descriptor = ComputePassDescriptor::default();
@@ -211,7 +211,7 @@ impl WgpuForwardPass {
             }
         } else {
             let n_submitted = submitted_while_recording(kind, plan.n_dispatches());
-            for (i, dispatch) in (1..).zip(plan.layers(size, in_order)) {
+            for (i, dispatch) in (1..).zip(plan.layers(size, consecutive_pages)) {
                 dispatch.record(&self.gpu, &mut pass, size);
                 if i <= n_submitted && i >= FIRST_SUBMISSION && usize::is_power_of_two(i) {
                     drop(pass);
@@ -242,8 +242,8 @@ impl WgpuForwardPass {
             n_splits: kernels::n_splits(longest),
         };
         // The page table of a sequence that is alone in the cache is always consecutive: see `PageTable`.
-        let in_order = batch.len() == 1 && self.cache.pages.in_order(batch[0].seq);
-        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, in_order }
+        let consecutive_pages = batch.len() == 1 && self.cache.pages.in_order(batch[0].seq);
+        BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages }
     }
 
     /// Cuts a batch into micro-batches that fit the scratch buffers and the readback of wanted tokens. Prompts of

@@ -83,7 +83,7 @@ impl WgpuForwardPassOptions {
     }
 }
 
-/// The different RoPEs of the layers; `None` stands for layers without RoPE.
+/// The different rotations (RoPE) of the layers; `None` stands for layers without RoPE.
 pub(super) fn distinct_ropes(spec: &ModelSpec) -> Vec<Option<Rope>> {
     let mut ropes = Vec::new();
     for layer in &spec.layers {

@@ -98,10 +98,11 @@ impl DispatchPlan {
         self.all_dispatches().try_for_each(|dispatch| dispatch.wait_ready(gpu))
     }
 
-    /// The dispatches of all layers, in order. `in_order`: whether the KV pages of the sequence are consecutive. The
-    /// persistent kernel needs that, and a result to read back: its time-out flag arrives with the result.
-    pub(super) fn layers(&self, size: BatchDims, in_order: bool) -> impl Iterator<Item = &Dispatch> {
-        let persistent = self.persistent_layers.as_ref().filter(|_| size.n_wanted > 0 && in_order);
+    /// The dispatches of all layers, in order. `consecutive_pages`: whether the KV pages of the sequence are
+    /// consecutive. The persistent kernel needs that, and a result to read back: its time-out flag arrives with the
+    /// result.
+    pub(super) fn layers(&self, size: BatchDims, consecutive_pages: bool) -> impl Iterator<Item = &Dispatch> {
+        let persistent = self.persistent_layers.as_ref().filter(|_| size.n_wanted > 0 && consecutive_pages);
         let one_by_one = if persistent.is_some() { &[] } else { self.layers.as_slice() };
         persistent.into_iter().flatten().chain(one_by_one.iter().flatten())
     }

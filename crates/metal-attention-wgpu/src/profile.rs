@@ -39,10 +39,11 @@ impl WgpuForwardPass {
         output: ResultKind,
     ) -> Result<(), WgpuError> {
         self.write_pages(batch);
-        let BatchShape { kind, size, in_order, .. } = self.batch_shape(batch, 0, output);
+        let BatchShape { kind, size, consecutive_pages, .. } = self.batch_shape(batch, 0, output);
         let plan = self.plan(kind);
         // Without wanted tokens the grids of the output head are empty and are skipped as well.
-        let all = plan.embedding.iter().chain(plan.layers(size, in_order)).chain(plan.result_dispatches(output));
+        let all =
+            plan.embedding.iter().chain(plan.layers(size, consecutive_pages)).chain(plan.result_dispatches(output));
         let dispatches: Vec<&Dispatch> = all.filter(|dispatch| dispatch.has_work(size)).collect();
         let (_, period) = self.gpu.clock()?;
         let since =

@@ -1,8 +1,8 @@
 //! Recurrent states of all layers and sequences in GPU memory.
 //!
 //! A slot holds the states of all layers of one sequence at one position. Which slot belongs to which sequence is kept
-//! on the CPU, in the [`PageTable`](metal_attention_model::PageTable). A *segment* tells the kernels which tokens of a
-//! batch take a state from one slot to another.
+//! on the CPU, in the [`PageTable`](metal_attention_model::PageTable). A *segment* specifies for the kernels which
+//! tokens of a batch take a state from one slot to another.
 
 use crate::kernels::segment_words;
 use crate::{Arena, Slice, WgpuDevice, WgpuError};

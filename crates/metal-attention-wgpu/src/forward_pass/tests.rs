@@ -103,7 +103,7 @@ fn greedy(pass: &mut WgpuForwardPass, seq: usize, mut id: u32, n: usize) -> Vec<
     for _ in 0..n {
         let token = BatchToken { id, seq, pos: pass.n_past(seq), logits: true };
         id = pass.forward_greedy(&[token]).unwrap()[0];
-        generated.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).in_order));
+        generated.push((id, pass.batch_shape(&[token], 0, ResultKind::Id).consecutive_pages));
     }
     generated
 }
@@ -132,7 +132,7 @@ fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
         results.extend(greedy(&mut pass, 0, 9, 70));
         pass.share_prefix(0, 0, 60).unwrap();
         results.extend(greedy(&mut pass, 0, 9, 10));
-        assert!(results.iter().all(|&(_, in_order)| in_order));
+        assert!(results.iter().all(|&(_, consecutive_pages)| consecutive_pages));
         // Three sequences share a prefix: each one that appends first copies the last page, so that pages are seldom
         // consecutive.
         pass.share_prefix(0, 1, 70).unwrap();
@@ -146,12 +146,12 @@ fn pages_that_are_not_consecutive_are_read_layer_by_layer() {
             others[0].iter().map(|t| t.0).collect::<Vec<_>>(),
             others[2].iter().map(|t| t.0).collect::<Vec<_>>()
         );
-        assert!(others.iter().flatten().any(|&(_, in_order)| !in_order));
+        assert!(others.iter().flatten().any(|&(_, consecutive_pages)| !consecutive_pages));
         // Alone in the cache again.
         pass.reset();
         pass.forward_prompt(&prompt).unwrap();
         let again = greedy(&mut pass, 0, id, 40);
-        assert!(again.iter().all(|&(_, in_order)| in_order));
+        assert!(again.iter().all(|&(_, consecutive_pages)| consecutive_pages));
         assert_eq!(again, results[..40]);
         assert_eq!(pass.persistent_timed_out.is_some(), is_persistent, "no step timed out");
         results.extend(others.concat());

@@ -151,8 +151,8 @@ pub struct AttentionInputsBuffers<'a> {
     pub batch: &'a wgpu::Buffer,
 }
 
-/// Clamps, norms and rotates the projections in `qkv` as the shape says. Writes the queries to `queries` and appends
-/// keys and values to the KV cache.
+/// Clamps, norms and rotates the projections in `qkv` as the shape specifies. Writes the queries to `queries` and
+/// appends keys and values to the KV cache.
 pub fn attention_inputs(
     gpu: &WgpuDevice,
     shape: &AttentionInputsShape,

@@ -27,8 +27,8 @@ pub fn partial_bytes(shape: &AttentionShape, n_tokens: usize) -> u64 {
     if splits < 2 { 0 } else { splits * (n_tokens * shape.n_head * (shape.head_dim + 2) * size_of::<f32>()) as u64 }
 }
 
-/// Attention of a batch of one token for each sequence, from the projections in `buffers.qkv`: norms (if the shape says
-/// so) and rotates queries and keys, appends keys and values to the KV cache, and attends.
+/// Attention of a batch of one token for each sequence, from the projections in `buffers.qkv`: norms (if the shape has
+/// a `qk_norm_eps`) and rotates queries and keys, appends keys and values to the KV cache, and attends.
 ///
 /// With one split it writes `buffers.att`; with several it writes `buffers.partial`, and [`decode_attention_merge`]
 /// writes `buffers.att`. `buffers.qkv` is not changed.

@@ -83,7 +83,7 @@ pub struct DecodeLayersBuffers<'a> {
     /// The values that workgroups pass to each other, [`DecodeLayersShape::flow_bytes`] bytes, zero at first. The
     /// kernel leaves it ready for its next run.
     pub flow: &'a wgpu::Buffer,
-    /// One word, zero at first: how many workgroups reached their end.
+    /// One word, zero at first: how many workgroups reached their end, in all runs of the kernel.
     pub ended: &'a wgpu::Buffer,
     /// One word, zero at first: set when a workgroup times out waiting for another. Several dispatches may share it.
     pub timed_out: &'a wgpu::Buffer,
@@ -116,7 +116,8 @@ const MAX_SPLITS: usize = 8;
 /// at which llvmpipe leaves every loop.
 const PATIENCE: u32 = 1 << 15;
 
-/// Polls between two checks on a software GPU. More than one, as the system may suspend the thread that is waited for.
+/// Loads in each round of polling on a software GPU; one on others. More than one, as the system may suspend the thread
+/// that is waited for.
 const SOFTWARE_LOOKS: usize = 16;
 
 /// Most splits of the attention of a head with `groups` workgroups.

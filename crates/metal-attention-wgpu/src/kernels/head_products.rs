@@ -20,9 +20,9 @@ pub struct HeadRows {
     pub y_stride: usize,
 }
 
-/// `y[t][h] = W[h] x[t][h]` for each token and head. `matrices` holds those of all heads, stacked, `[n_head, n_out,
-/// n_in]`; `x` is `[n_tokens, n_head, x_stride]`; `y` is `[n_tokens, n_head, y_stride]`, of which the first `n_out` are
-/// written.
+/// `y[t][h] = W[h] x[t][h]` for each token and head. `matrices` holds those of all heads, stacked,
+/// `[n_head, n_out, n_in]`; `x` is `[n_tokens, n_head, x_stride]`; `y` is `[n_tokens, n_head, y_stride]`, of which the
+/// first `n_out` are written.
 pub fn head_products(
     gpu: &WgpuDevice,
     matrices: &WgpuMatrix,

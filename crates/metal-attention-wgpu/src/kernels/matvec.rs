@@ -48,8 +48,8 @@ pub enum MatvecOutput {
 pub enum TokenRows {
     /// All rows: there is one for each token.
     Tokens,
-    /// The rows of wanted tokens, of one for each token. The products are stored one after the other, `[n_wanted,
-    /// n_out]`.
+    /// The rows of wanted tokens, of one for each token. The products are stored one after the other,
+    /// `[n_wanted, n_out]`.
     Wanted,
     /// All rows: there is one for each wanted token.
     Gathered,

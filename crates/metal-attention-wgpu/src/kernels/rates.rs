@@ -36,8 +36,8 @@ pub fn rate_read(
 }
 
 /// Multiplies 32-bit floats: every thread does `steps` (a multiple of 4) times 32 multiply-adds with the first four
-/// `operands` and writes the sum of its results to `sums`, `[rate_sums(groups)]` f32. With operands of 1 it is `4 (28 +
-/// 8 steps)`.
+/// `operands` and writes the sum of its results to `sums`, `[rate_sums(groups)]` f32. With operands of 1 it is
+/// `4 (28 + 8 steps)`.
 pub fn rate_floats(
     gpu: &WgpuDevice,
     steps: usize,

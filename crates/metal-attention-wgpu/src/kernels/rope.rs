@@ -52,7 +52,7 @@ pub fn rope_apply(
     )
 }
 
-/// Norms (if the shape says so) and rotates the queries and keys in `buffers.qkv`, in place.
+/// Norms (if the shape has a `qk_norm_eps`) and rotates the queries and keys in `buffers.qkv`, in place.
 pub fn rope_apply_dual(
     gpu: &WgpuDevice,
     shape: &AttentionShape,

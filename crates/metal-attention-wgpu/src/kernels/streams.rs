@@ -88,8 +88,8 @@ pub fn predict_streams(
     Dispatch::new(gpu, &mix_key(n, n_streams, false), &mixed(n, n_streams, n_streams * n_streams, b), columns(n))
 }
 
-/// `streams[i] += (x - streams[0]) (c[i] + 1)` with `c = matrix tanh(router)`; then `x = streams[0]` and `scaled =
-/// scale x`, where `scale` is `[n]`.
+/// `streams[i] += (x - streams[0]) (c[i] + 1)` with `c = matrix tanh(router)`; then `x = streams[0]` and
+/// `scaled = scale x`, where `scale` is `[n]`.
 pub fn correct_streams(
     gpu: &WgpuDevice,
     n: usize,

@@ -35,8 +35,8 @@ pub fn top_k_scratch_bytes(n_vocab: usize, k: usize, n_rows: usize) -> u64 {
 }
 
 /// The `k` largest of `logits[i]` for each wanted row, the highest first, the lowest id first among equals, without
-/// NaN. `k` is a power of two from 2 to [`MAX_TOP_K`]. `logits` is `[n_wanted, n_vocab]`; `best` receives `[n_wanted,
-/// k, 2]` u32, which [`top_k_list`] reads.
+/// NaN. `k` is a power of two from 2 to [`MAX_TOP_K`]. `logits` is `[n_wanted, n_vocab]`; `best` receives
+/// `[n_wanted, k, 2]` u32, which [`top_k_list`] reads.
 ///
 /// # Panics
 /// If `k` is not such a power of two.

@@ -33,8 +33,8 @@ pub struct WgpuMatrix {
     parts: Vec<MatrixPart>,
 }
 
-/// Rows of a matrix that have one tensor type and lie in one buffer. Row `r` of the part is row `first_row + r *
-/// row_step` of the matrix.
+/// Rows of a matrix that have one tensor type and lie in one buffer. Row `r` of the part is row
+/// `first_row + r * row_step` of the matrix.
 #[derive(Debug, Clone)]
 pub struct MatrixPart {
     /// The tensor type.

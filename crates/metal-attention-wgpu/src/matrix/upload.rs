@@ -58,7 +58,7 @@ impl RowSource {
         self.groups.first().map_or(0, |(tensors, _)| tensors[0].row(0).len())
     }
 
-    /// Tells the operating system that the tensors' pages in the file's mapping are no longer needed.
+    /// Notifies the operating system that the tensors' pages in the file's mapping are no longer needed.
     fn release_pages(&self) {
         self.groups.iter().flat_map(|(tensors, _)| tensors).for_each(Tensor::release_pages);
     }

@@ -1,6 +1,6 @@
 //! Mamba and Mamba-2: a short convolution, a selective state space, and a gate. The state of a sequence in a layer is
-//! the last inputs of the convolution, `[n_tap - 1, channels]`, followed by the state space's own, at least `[width,
-//! d_state]`.
+//! the last inputs of the convolution, `[n_tap - 1, channels]`, followed by the state of the state space:
+//! `[n_head, d_state, head_dim]`, for Mamba with a decay for each channel `[d_state, width]`.
 
 use metal_attention_model::{BatchKind, Mamba2Spec, MambaDecay, MambaSpec, NormKind};
 use wgpu::Buffer;
@@ -21,8 +21,8 @@ fn bound(buffer: Option<&Buffer>) -> Option<&dyn Bind> {
 
 impl PlanBuilder<'_> {
     /// Appends Mamba-2 of layer `i`. Reads `inputs`, the part of the rows of `qkv` that holds `[z, x, B, C, dt]`;
-    /// writes its result to `out` (`mamba.y` before a norm). Decode steps take one kernel where it fits the GPU; others
-    /// a convolution to `mamba.conv` and a scan.
+    /// writes its result to `out` (`mamba.y` before a norm). Decode steps run one kernel where it fits the GPU; other
+    /// batches a convolution to `mamba.conv` and a scan.
     pub(super) fn mamba2<'s>(
         &'s self,
         dispatches: &mut Vec<Dispatch>,

@@ -1,7 +1,7 @@
 //! The mixer of a layer, from the residual stream (or its norm) to the input of the output matrix.
 //!
 //! Every function appends the dispatches of one step to `dispatches` and names the scratch buffers that these read and
-//! write. The output matrix itself is not multiplied here: [`MixerResult`] says what it multiplies, and `layer.rs`
+//! write. The output matrix itself is not multiplied here: [`MixerResult`] records what it multiplies, and `layer.rs`
 //! joins the product to the residual stream. Softmax attention has *fast* kernels for the common variants, which read
 //! Q, K and V from the projected rows, and *general* ones for all others, which first write queries to a buffer; see
 //! `parts.rs`.
@@ -61,8 +61,9 @@ impl PlanBuilder<'_> {
     }
 
     /// Appends the mixer of layer `i` and returns its last products, whose sum is the mixer's result: two for attention
-    /// beside Mamba-2, none for a layer without a mixer, else one. Reads `x`, or `h` where `input` says so. Writes
-    /// `qkv`, the KV cache or recurrent states of the layer, and the buffers of the results.
+    /// beside Mamba-2, none for a layer without a mixer, else one. Reads `x`, or `h` where `input` is
+    /// [`ProductInput::Ready`]. Writes `qkv`, the KV cache or recurrent states of the layer, and the buffers of the
+    /// results.
     pub(super) fn mixer(
         &self,
         dispatches: &mut Vec<Dispatch>,

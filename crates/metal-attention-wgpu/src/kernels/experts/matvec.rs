@@ -14,7 +14,7 @@ use crate::shader::ShaderFeatures;
 
 /// For every token the weighted sum of the experts that [`route`](super::route) chose: `y = sum`, or `y += sum` with
 /// `accumulate`, over `i < n_used` of `weights[i] * expert(chosen[i], input)`. `x` and `y` are `[n_tokens, n_embd]`;
-/// `input` says how the input is computed from `x`. Two dispatches, and one more for each further part of a matrix.
+/// `input` states how the input is computed from `x`. Two dispatches, and one more for each further part of a matrix.
 pub fn experts_matvec(
     gpu: &WgpuDevice,
     shape: &ExpertsShape,

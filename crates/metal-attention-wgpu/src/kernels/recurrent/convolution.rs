@@ -103,8 +103,8 @@ impl ConvolutionShape {
     pub const MAX_WIDTH: usize = TOKENS as usize;
 }
 
-/// The scalar twin for consecutive tokens of one sequence: the results `[n_tokens, channels]` for `x`, `[n_tokens,
-/// channels]`. `state`, `[width - 1, channels]`, is replaced by that after them.
+/// The scalar twin for consecutive tokens of one sequence: the results `[n_tokens, channels]` for `x`,
+/// `[n_tokens, channels]`. `state`, `[width - 1, channels]`, is replaced by that after them.
 pub fn convolution_twin(
     shape: &ConvolutionShape,
     x: &[f64],

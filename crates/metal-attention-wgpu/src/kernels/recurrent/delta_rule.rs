@@ -222,8 +222,9 @@ impl DeltaRuleBuffers<'_> {
     }
 }
 
-/// For each head and each token of the batch's first `runs` runs, with key `k`, query `q`, value `v`, `g = exp(a
-/// softplus(decay + decay_bias))` and `b = sigmoid(beta)`: `S = g S; u = b (v - k S); S = S + k^T u; out = q S`.
+/// For each head and each token of the batch's first `runs` runs, with key `k`, query `q`, value `v`,
+/// `g = exp(a softplus(decay + decay_bias))` and `b = sigmoid(beta)`:
+/// `S = g S; u = b (v - k S); S = S + k^T u; out = q S`.
 pub fn delta_rule(
     gpu: &WgpuDevice,
     shape: &DeltaRuleShape,

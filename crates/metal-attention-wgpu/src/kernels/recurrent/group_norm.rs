@@ -38,7 +38,7 @@ pub struct GroupNormShape {
 pub struct GroupNormBuffers<'a> {
     /// Inputs.
     pub x: &'a dyn Bind,
-    /// Weights, shaped as [`GroupNormShape::of_groups`] says.
+    /// Weights, shaped as [`GroupNormShape::of_groups`] states.
     pub weight: &'a dyn Bind,
     /// Biases, shaped like the weights, if there are some.
     pub bias: Option<&'a dyn Bind>,

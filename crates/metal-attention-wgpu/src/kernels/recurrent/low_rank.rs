@@ -82,8 +82,9 @@ impl LowRankShape {
     }
 }
 
-/// `y[t][p] = up_p activation_p(x[t][p])` for each token and part `p`. `x` is `[n_tokens, n_in]`, `y` `[n_tokens,
-/// n_parts, width]`; `up` holds the transposed matrices of all parts, `[n_in, width]`. `one`: made for one token.
+/// `y[t][p] = up_p activation_p(x[t][p])` for each token and part `p`. `x` is `[n_tokens, n_in]`, `y`
+/// `[n_tokens, n_parts, width]`; `up` holds the transposed matrices of all parts, `[n_in, width]`. `one`: made for one
+/// token.
 pub fn low_rank(
     gpu: &WgpuDevice,
     shape: &LowRankShape,

@@ -162,8 +162,8 @@ impl<'a> Rwkv6Buffers<'a> {
     }
 }
 
-/// For each head and each token of the batch's first `runs` runs: `out = r (S + diag(bonus) k^T v); S = diag(decay) S +
-/// k^T v`.
+/// For each head and each token of the batch's first `runs` runs:
+/// `out = r (S + diag(bonus) k^T v); S = diag(decay) S + k^T v`.
 pub fn rwkv6(
     gpu: &WgpuDevice,
     shape: &Rwkv6Shape,
@@ -185,9 +185,9 @@ pub fn rwkv6(
     )
 }
 
-/// Everything between a layer's matrix products in one dispatch, for runs of any length: [`rwkv6`] with `exp(-exp(decay
-/// + decay_bias))` as decay, then a layer norm of each head times SiLU of the gate; or gated linear attention
-/// ([`Rwkv6Output`]). `None` if a head does not fit a workgroup.
+/// Everything between a layer's matrix products in one dispatch, for runs of any length: [`rwkv6`] with
+/// `exp(-exp(decay + decay_bias))` as decay, then a layer norm of each head times SiLU of the gate; or gated linear
+/// attention ([`Rwkv6Output`]). `None` if a head does not fit a workgroup.
 pub fn rwkv6_mix(
     gpu: &WgpuDevice,
     shape: &Rwkv6Shape,

@@ -153,10 +153,10 @@ pub fn rwkv7(
     )
 }
 
-/// Everything between a layer's matrix products in one dispatch, for runs of any length: [`rwkv7`] with `decay =
-/// exp(-0.606531 sigmoid(decay + w0))`, `rate = sigmoid(a + a0)`, `kk = k k_k` scaled to length 1, `a = -kk`, `b = kk
-/// rate`, `k (1 + (rate - 1) k_a)` for `k` and `v + (first - v) sigmoid(share + v0)` for `v`; then a layer norm of each
-/// head, `+ (r . k r_k) v`, and the gate. `None` if a head does not fit a workgroup.
+/// Everything between a layer's matrix products in one dispatch, for runs of any length: [`rwkv7`] with
+/// `decay = exp(-0.606531 sigmoid(decay + w0))`, `rate = sigmoid(a + a0)`, `kk = k k_k` scaled to length 1, `a = -kk`,
+/// `b = kk rate`, `k (1 + (rate - 1) k_a)` for `k` and `v + (first - v) sigmoid(share + v0)` for `v`; then a layer norm
+/// of each head, `+ (r . k r_k) v`, and the gate. `None` if a head does not fit a workgroup.
 pub fn rwkv7_mix(
     gpu: &WgpuDevice,
     shape: &Rwkv7Shape,
