@@ -243,7 +243,7 @@ pub(super) struct Activations {
     pub(super) queries: Buffer,
     /// Compressed queries of latent attention, `[n_tokens, q_rank]`.
     pub(super) q_a: Buffer,
-    /// Latent attention's compressed keys and values with the rotated key that heads share,
+    /// Latent attention's compressed keys and values with the key that heads share,
     /// `[n_tokens, kv_rank + shared_dim]`. For a delta rule its gates, if they are projected apart.
     pub(super) kv_a: Buffer,
     /// The mixer's result, which its output matrix multiplies, `[n_tokens, n_head * value_dim]`.

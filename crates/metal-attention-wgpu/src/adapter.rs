@@ -40,6 +40,7 @@ pub struct AdapterSummary {
     pub max_binding: u64,
     /// Shapes of the matrix products that its matrix units support.
     pub cooperative_matrices: Vec<wgpu::CooperativeMatrixProperties>,
+    /// wgpu's own description.
     pub(crate) info: wgpu::AdapterInfo,
 }
 

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_another_checksum_is_as_good_as_none() {
+    fn a_file_with_another_checksum_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cache");
         assert_eq!(read(&path), None);

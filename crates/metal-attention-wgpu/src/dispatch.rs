@@ -191,12 +191,12 @@ struct BoundKernel {
 
 /// The range of a buffer that is bound.
 #[derive(Debug)]
-/// The buffer.
 struct BoundRange {
-    /// Its first byte.
+    /// The buffer.
     buffer: wgpu::Buffer,
-    /// Bytes; `None`: to the end of the buffer.
+    /// Its first byte.
     offset: u64,
+    /// Bytes; `None`: to the end of the buffer.
     size: Option<wgpu::BufferSize>,
 }
 

@@ -67,6 +67,7 @@ pub(super) struct BatchShape {
 pub(super) struct PreparedStep {
     /// The shape that the commands were recorded for.
     shape: BatchShape,
+    /// The commands, finished.
     commands: CommandBuffer,
 }
 

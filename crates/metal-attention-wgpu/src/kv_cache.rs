@@ -30,10 +30,10 @@ pub struct WgpuKvCache {
 
 /// The keys of one layer, or its values.
 #[derive(Debug)]
-/// `[n_pages, n_head_kv, PAGE, padded head_dim]`.
 struct LayerKeysOrValues {
-    /// Bytes of one page.
+    /// `[n_pages, n_head_kv, PAGE, padded head_dim]`.
     slice: Slice,
+    /// Bytes of one page.
     page_bytes: u64,
     /// The cache group.
     group: usize,

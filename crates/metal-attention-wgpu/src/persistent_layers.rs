@@ -14,8 +14,8 @@ use crate::{BatchBuffer, BatchDims, Dispatch, WgpuDevice, WgpuError};
 
 /// The dispatches of the persistent kernel, in order.
 #[derive(Debug)]
-/// One dispatch for each buffer of weights.
 pub(super) struct PersistentLayers {
+    /// One dispatch for each buffer of weights.
     pub(super) dispatches: Vec<Dispatch>,
     /// One word, not 0 after a workgroup timed out waiting for another.
     pub(super) timed_out: Buffer,
@@ -52,8 +52,8 @@ pub(super) fn workgroup_counts_to_try(gpu: &WgpuDevice) -> &'static [usize] {
 
 /// Persistent kernels that have not been run yet.
 #[derive(Debug)]
-/// The kernels.
 pub(super) struct UntestedLayers {
+    /// The kernels.
     pub(super) layers: PersistentLayers,
     /// A word for each dispatch: the number of workgroups that reached their end.
     pub(super) ended: Vec<Buffer>,

@@ -240,8 +240,8 @@ fn compile(
         cache,
     });
     let ms = |from: Instant, to: Instant| (1e4 * to.duration_since(from).as_secs_f64()).round() / 10.0;
-    let (text, module, compiled) = (ms(begin, written), ms(written, parsed), ms(parsed, Instant::now()));
-    tracing::debug!(kernel = key.name, bytes, text, module, compiled, "a pipeline, in ms");
+    let (source, module, compiled) = (ms(begin, written), ms(written, parsed), ms(parsed, Instant::now()));
+    tracing::debug!(kernel = key.name, bytes, text = source, module, compiled, "a pipeline, in ms");
     match pollster::block_on(scope.pop()) {
         None => Ok(pipeline),
         Some(e) => Err(WgpuError::Rejected { what: format!("the kernel {}", key.name), why: e.to_string() }),

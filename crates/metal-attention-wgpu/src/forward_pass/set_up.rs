@@ -76,7 +76,7 @@ impl WgpuForwardPass {
         let gpu_weights = WgpuWeights::new(&gpu, &spec, weights, options.layers_in_a_buffer, &mut uploads)?;
         let rope = rope_tables(&gpu, &spec, weights, cache_capacity)?;
         let weight_bytes = gpu.allocated_bytes() - before_weights;
-        let s = Activations::new(
+        let scratch = Activations::new(
             &gpu,
             &widths,
             &mixers,
@@ -84,8 +84,8 @@ impl WgpuForwardPass {
             scratch_capacity,
             cache_capacity.n_seq.min(MAX_GEMV_TOKENS),
         )?;
-        let ids = gpu.buffer("ids", 4 * s.n_wanted as u64)?;
-        let top_k = gpu.buffer("short lists", 8 * (TOP_K * s.n_wanted) as u64)?;
+        let ids = gpu.buffer("ids", 4 * scratch.n_wanted as u64)?;
+        let top_k = gpu.buffer("short lists", 8 * (TOP_K * scratch.n_wanted) as u64)?;
         // Only read where all layers are plain; each of those has keys and values of its own.
         let keys_and_values: Vec<_> = cache.layers.iter().flatten().cloned().collect();
         let persistent = PersistentLayersBuilder {
@@ -95,7 +95,7 @@ impl WgpuForwardPass {
             weights: &gpu_weights,
             cache: &keys_and_values,
             rope: &rope,
-            x: &s.x,
+            x: &scratch.x,
             batch: &batch_of_one,
         };
         let plan = |kind, batch| {
@@ -103,7 +103,7 @@ impl WgpuForwardPass {
                 gpu: &gpu,
                 spec: &spec,
                 weights: &gpu_weights,
-                scratch: &s,
+                scratch: &scratch,
                 cache: &cache,
                 states: &states,
                 mixers: &mixers,
@@ -183,7 +183,7 @@ impl WgpuForwardPass {
             few_limits: few_limits(&gpu, options.exact),
             gpu,
             spec,
-            scratch: s,
+            scratch,
             cache,
             states,
             plan_one: one,

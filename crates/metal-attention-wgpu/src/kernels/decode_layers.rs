@@ -118,7 +118,7 @@ const PATIENCE: u32 = 1 << 15;
 
 /// Loads in each round of polling on a software GPU; one on others. More than one, as the system may suspend the thread
 /// that is waited for.
-const SOFTWARE_LOOKS: usize = 16;
+const SOFTWARE_POLLS: usize = 16;
 
 /// Most splits of the attention of a head with `groups` workgroups.
 fn max_splits(shape: &AttentionShape, groups: usize) -> usize {
@@ -160,7 +160,7 @@ pub fn decode_layers(
     if layers.len() != shape.n_layer || buffers.cache.len() != shape.n_layer {
         return Ok(Err("layers and caches differ in number"));
     }
-    let looks = if gpu.summary().is_software() { SOFTWARE_LOOKS } else { 1 };
+    let looks = if gpu.summary().is_software() { SOFTWARE_POLLS } else { 1 };
     let layout = KernelLayout::new(shape, groups, &matrices, layer_cache / unit_bytes(a), looks, gpu.features());
     if layout.threads > limits.max_compute_invocations_per_workgroup as usize
         || layout.workgroup_bytes(shape, subgroup_size) > limits.max_compute_workgroup_storage_size as usize
@@ -346,7 +346,7 @@ impl SubgroupTile {
 /// Divides `groups` workgroups among `parts` so that the slowest part is as fast as possible; `time(part, n)` is the
 /// time of `n` workgroups for a part. With fewer workgroups than parts, all of them compute all parts, one after the
 /// other.
-fn shared_out(groups: usize, parts: &[RowBlock], time: impl Fn(&RowBlock, usize) -> u64) -> Vec<Range<usize>> {
+fn divide_workgroups(groups: usize, parts: &[RowBlock], time: impl Fn(&RowBlock, usize) -> u64) -> Vec<Range<usize>> {
     if groups < parts.len() {
         return vec![0..groups; parts.len()];
     }
@@ -455,7 +455,7 @@ impl KernelLayout {
                 part.n_rows.div_ceil(rows_at_once * n) as u64 * WgpuMatrix::bytes_of(part.ty, inputs[i], 1)
             };
             let parts = |parts: &Vec<RowBlock>| {
-                let described = parts.iter().zip(shared_out(groups, parts, time));
+                let described = parts.iter().zip(divide_workgroups(groups, parts, time));
                 described.map(|(part, workgroups)| describe(i, part, workgroups)).collect::<Vec<_>>().join("+")
             };
             let all: Vec<_> = matrices.variants[i].iter().map(parts).collect();

@@ -116,11 +116,12 @@ pub fn latent_inputs_twin(
     norm: &[f32],
     angles: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
-    let turned = |x: &[f32]| shape.layout.map_or(x.to_vec(), |layout| super::rope::rope_twin(layout, x, angles));
-    let ends = q.chunks_exact(shape.n_nope + shape.shared_dim).flat_map(|head| turned(&head[shape.n_nope..])).collect();
+    let rotated = |x: &[f32]| shape.layout.map_or(x.to_vec(), |layout| super::rope::rope_twin(layout, x, angles));
+    let ends =
+        q.chunks_exact(shape.n_nope + shape.shared_dim).flat_map(|head| rotated(&head[shape.n_nope..])).collect();
     let (row, key) = kv.split_at(shape.rank);
     let mut cached = super::rmsnorm::rmsnorm_twin(row, norm, shape.eps);
-    cached.extend(turned(key));
+    cached.extend(rotated(key));
     (ends, cached)
 }
 

@@ -246,14 +246,23 @@ pub(super) fn input_key(n_in: usize, rows: TokenRows, eps: Option<f32>) -> Pipel
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MatmulOp {
+    /// Tensor type of the part.
     pub(super) ty: TensorType,
+    /// Elements of a row.
     pub(super) n_in: usize,
+    /// Rows of the matrix.
     pub(super) n_out: usize,
+    /// The matrix row that is the part's row 0.
     pub(super) first_row: usize,
+    /// Matrix rows from one row of the part to the next.
     pub(super) row_step: usize,
+    /// Rows of the part.
     pub(super) n_rows: usize,
+    /// The epilogue.
     pub(super) output: MatvecOutput,
+    /// Which rows of the input are multiplied.
     pub(super) rows: TokenRows,
+    /// Whether a bias is added.
     pub(super) bias: bool,
 }
 

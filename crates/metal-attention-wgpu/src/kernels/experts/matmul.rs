@@ -131,10 +131,15 @@ fn padded<'a>(
 /// The grouped GEMM of one layer, with its buffers.
 #[derive(Clone, Copy)]
 struct ExpertsMatmul<'a> {
+    /// The GPU.
     gpu: &'a WgpuDevice,
+    /// Sizes of the experts.
     shape: &'a ExpertsShape,
+    /// Matrix units or plain loops.
     method: MatmulMethod,
+    /// Buffers between all kernels of experts.
     scratch: &'a ExpertsScratch,
+    /// Buffers between the kernels of the grouped GEMM.
     sorted: &'a SortedScratch,
 }
 
@@ -269,15 +274,21 @@ fn sum_key(shape: &ExpertsShape, bias: bool, accumulate: bool) -> PipelineKey {
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
 struct ExpertsMatmulOp<'a> {
+    /// Sizes of the experts.
     shape: &'a ExpertsShape,
+    /// Tensor type of the part.
     ty: TensorType,
+    /// Elements of a row.
     n_in: usize,
     /// Rows of the matrix of one expert.
     rows: usize,
+    /// The matrix row that is the part's row 0.
     first_row: usize,
+    /// Rows of the part.
     n_rows: usize,
     /// Whether it is the product with gate and up; else with down.
     up: bool,
+    /// Whether a bias is added.
     bias: bool,
 }
 

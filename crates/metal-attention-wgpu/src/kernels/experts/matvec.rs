@@ -71,15 +71,23 @@ pub fn experts_matvec(
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
 struct ExpertsMatvecOp<'a> {
+    /// Sizes of the experts.
     shape: &'a ExpertsShape,
+    /// Tensor type of the part.
     ty: TensorType,
+    /// Elements of a row.
     n_in: usize,
     /// Rows of the matrix of one expert.
     rows: usize,
+    /// The matrix row that is the part's row 0.
     first_row: usize,
+    /// Rows of the part.
     n_rows: usize,
+    /// The epilogue.
     output: ExpertsMatvecOutput,
+    /// Epsilon of the norm in the prologue, if there is one.
     eps: Option<f32>,
+    /// Whether a bias is added.
     bias: bool,
 }
 

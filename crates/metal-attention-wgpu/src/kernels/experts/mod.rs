@@ -202,14 +202,23 @@ impl ExpertsScratch {
 /// Bytes of each buffer of an [`ExpertsScratch`], and the longest rows in the format of matrix units.
 #[derive(Default)]
 struct ScratchSizes {
+    /// Bytes of [`ExpertsScratch::chosen`].
     chosen: u64,
+    /// Bytes of [`ExpertsScratch::weights`].
     weights: u64,
+    /// Bytes of the hidden values.
     hidden: u64,
+    /// Bytes of the sorted visits.
     order: u64,
+    /// Bytes of the tiles.
     tiles: u64,
+    /// Bytes of the results of all visits.
     down: u64,
+    /// Most experts of a token.
     most_used: usize,
+    /// Longest input, in elements.
     most_embd: usize,
+    /// Longest row of hidden values, in elements.
     most_ff: usize,
 }
 

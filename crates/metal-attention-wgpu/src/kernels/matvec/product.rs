@@ -55,11 +55,11 @@ pub(in crate::kernels) struct MatvecTile {
     /// Lanes of a workgroup.
     pub(in crate::kernels) threads: usize,
     /// In the integer kernel how many sets of rows a workgroup computes one after the other; 0: the float kernel.
-    turns: usize,
+    rounds: usize,
     /// In the integer kernel the pieces that the input is quantised in, if workgroup memory cannot hold it whole.
     pieces: usize,
     /// Neighbouring lanes that can exchange values without a barrier.
-    together: usize,
+    exchange_lanes: usize,
 }
 
 /// Lanes of a workgroup, unless a row has more. Few, so that the rows of a small matrix spread over many cores.
@@ -93,12 +93,12 @@ const INTEGER_BYTES: usize = (32 << 10) - 512;
 impl MatvecTile {
     /// Whether this is the integer kernel's.
     pub(super) fn is_integer(self) -> bool {
-        self.turns > 0
+        self.rounds > 0
     }
 
     /// Rows that a workgroup computes.
     pub(in crate::kernels) fn rows_of_a_group(self) -> usize {
-        self.turns.max(1) * self.threads / self.lanes * self.rows
+        self.rounds.max(1) * self.threads / self.lanes * self.rows
     }
 }
 
@@ -215,8 +215,15 @@ impl MatvecOp {
         let steps = units.div_ceil(lanes);
         let most = most.min(steps);
         let unroll = (most.div_ceil(2)..=most).rev().min_by_key(|&n| steps.next_multiple_of(n)).unwrap_or(1);
-        let tile =
-            MatvecTile { lanes, rows, unroll, threads: THREADS.max(lanes), turns: 0, pieces: 1, together: max_lanes };
+        let tile = MatvecTile {
+            lanes,
+            rows,
+            unroll,
+            threads: THREADS.max(lanes),
+            rounds: 0,
+            pieces: 1,
+            exchange_lanes: max_lanes,
+        };
         if integer { self.integer_tile(tile) } else { tile }
     }
 
@@ -224,11 +231,11 @@ impl MatvecOp {
     fn integer_tile(&self, tile: MatvecTile) -> MatvecTile {
         let blocks = self.n_in / 32;
         let pieces = (INPUT_BYTES_OF_BLOCK * blocks).div_ceil(INTEGER_BYTES);
-        let lanes = tile.together;
+        let lanes = tile.exchange_lanes;
         let many = self.n_rows >= MANY_ROWS;
         let threads = if many || blocks > LONG_ROWS { 512 } else { 256 };
         let rows = if self.n_rows >= PAIRED_ROWS || self.output == MatvecOutput::Gated { 2 } else { 1 };
-        let tile = MatvecTile { lanes, rows, unroll: 1, threads, turns: 1, pieces, ..tile };
+        let tile = MatvecTile { lanes, rows, unroll: 1, threads, rounds: 1, pieces, ..tile };
         if !many {
             // There is about one workgroup for each core: each lane requests more at once, of types that take few
             // registers.
@@ -241,8 +248,8 @@ impl MatvecOp {
         let narrower = [lanes, lanes / 2, lanes / 4].into_iter().filter(|&lanes| lanes > 0);
         let tile = narrower.map(|lanes| MatvecTile { lanes, ..tile }).min_by_key(idle).unwrap_or(tile);
         let groups = self.n_rows / tile.rows_of_a_group();
-        let turns = ((groups + GROUPS / 2) / GROUPS).clamp(1, 4 * tile.lanes / lanes);
-        MatvecTile { turns: if pieces == 1 { turns } else { 1 }, ..tile }
+        let rounds = ((groups + GROUPS / 2) / GROUPS).clamp(1, 4 * tile.lanes / lanes);
+        MatvecTile { rounds: if pieces == 1 { rounds } else { 1 }, ..tile }
     }
 
     /// Whether the integer kernel reads whole quantisation blocks of the type as vectors of words.
@@ -294,9 +301,9 @@ impl MatvecOp {
             ("unroll", tile.unroll.into()),
             ("groups_x", self.groups(tile)[0].into()),
             ("threads", tile.threads.into()),
-            ("turns", tile.turns.into()),
+            ("turns", tile.rounds.into()),
             ("pieces", tile.pieces.into()),
-            ("together", tile.together.into()),
+            ("together", tile.exchange_lanes.into()),
             ("in_blocks", (tile.is_integer()).into()),
             ("vectors", self.has_vectors().into()),
             ("n_inputs", self.n_inputs().into()),
@@ -375,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_whole_numbers() {
+    fn tiles_of_the_integer_kernel() {
         let (store, accumulate, gated) = (MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated);
         for (n_out, n_in, output, expected) in [
             (28_672, 4096, gated, (32, 2, 1, 512, 4)),
@@ -390,7 +397,7 @@ mod tests {
         ] {
             let features = ShaderFeatures { subgroups: true, neighbours: 32, integer_dot: true, ..Default::default() };
             let tile = product(n_out, n_in, output).tile(features);
-            let found = (tile.lanes, tile.rows, tile.unroll, tile.threads, tile.turns);
+            let found = (tile.lanes, tile.rows, tile.unroll, tile.threads, tile.rounds);
             assert_eq!(found, expected, "{n_out} x {n_in}");
         }
     }

@@ -26,7 +26,9 @@ pub(super) struct HeadTile {
 /// The sizes of a head that its division depends on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeadShape {
+    /// Rows of the state's matrix.
     pub(super) key_dim: usize,
+    /// Columns of the state's matrix.
     pub(super) value_dim: usize,
     /// Vectors of `key_dim` elements of each token.
     pub(super) n_vectors: usize,

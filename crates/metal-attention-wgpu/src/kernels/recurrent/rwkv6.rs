@@ -59,15 +59,20 @@ pub enum Rwkv6Output {
 
 /// The buffers of [`rwkv6`]; their rows are those of [`Rwkv6Shape`].
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in the shape
 pub struct Rwkv6Buffers<'a> {
+    /// Receptances.
     pub r: &'a dyn Bind,
+    /// Keys.
     pub k: &'a dyn Bind,
+    /// Values.
     pub v: &'a dyn Bind,
+    /// Decays.
     pub decay: &'a dyn Bind,
     /// The factor on a token's own key and value, `[n_head, key_dim]`; `None` in linear attention.
     pub bonus: Option<&'a dyn Bind>,
+    /// The states.
     pub states: &'a dyn Bind,
+    /// Receives the results.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -212,11 +217,14 @@ pub fn rwkv6_mix(
 
 /// The inputs of the twin for one token and head.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in the shape
 pub struct Rwkv6Token<'a> {
+    /// Receptance, `[key_dim]`.
     pub r: &'a [f64],
+    /// Key, `[key_dim]`.
     pub k: &'a [f64],
+    /// Value, `[value_dim]`.
     pub v: &'a [f64],
+    /// Decay, `[key_dim]`.
     pub decay: &'a [f64],
 }
 

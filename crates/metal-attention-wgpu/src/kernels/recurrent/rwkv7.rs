@@ -49,15 +49,22 @@ pub struct Rwkv7Mix {
 
 /// The buffers of [`rwkv7`]; their rows are those of [`Rwkv7Shape`].
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in the shape
 pub struct Rwkv7Buffers<'a> {
+    /// Receptances.
     pub r: &'a dyn Bind,
+    /// Decays.
     pub decay: &'a dyn Bind,
+    /// Keys.
     pub k: &'a dyn Bind,
+    /// Values.
     pub v: &'a dyn Bind,
+    /// Negative removed keys, or for [`rwkv7_mix`] learning rates.
     pub a: &'a dyn Bind,
+    /// Removed keys times learning rates.
     pub b: &'a dyn Bind,
+    /// The states.
     pub states: &'a dyn Bind,
+    /// Receives the results.
     pub out: &'a dyn Bind,
     /// The words of [`segment_words`](super::segment_words).
     pub segments: &'a dyn Bind,
@@ -180,13 +187,18 @@ pub fn rwkv7_mix(
 
 /// The inputs of the twin for one token and head.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in the shape
 pub struct Rwkv7Token<'a> {
+    /// Receptance, `[key_dim]`.
     pub r: &'a [f64],
+    /// Decay, `[key_dim]`.
     pub decay: &'a [f64],
+    /// Key, `[key_dim]`.
     pub k: &'a [f64],
+    /// Value, `[value_dim]`.
     pub v: &'a [f64],
+    /// Negative removed key, `[key_dim]`.
     pub a: &'a [f64],
+    /// Removed key times learning rate, `[key_dim]`.
     pub b: &'a [f64],
 }
 

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_are_not_there_are_refused() {
+    fn slots_out_of_range_are_refused() {
         let refused = |s: Segment| std::panic::catch_unwind(|| segment_words(&[s], 3)).is_err();
         assert!(!refused(segment(0, 0, 1, 0, 2)));
         assert!(refused(segment(0, 0, 1, 3, 2)) && refused(segment(0, 0, 1, 0, 3)));
