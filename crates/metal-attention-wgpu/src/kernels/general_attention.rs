@@ -128,7 +128,7 @@ impl GeneralAttention {
                 ("n_ctx", self.n_ctx.into()),
                 ("split", SPLIT.into()),
                 ("threads", threads.into()),
-                // The merge kernel skips splits outside of a window by their weights.
+                // Windows need no constant here: splits without positions that are attended to have weight zero.
                 ("window", 0_usize.into()),
             ],
         )
