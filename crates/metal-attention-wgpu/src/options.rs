@@ -29,8 +29,9 @@ pub struct WgpuForwardPassOptions {
     pub cache_type: CacheType,
     /// Whether products keep 32-bit floats throughout. Otherwise matrix units may round to 16 bits.
     pub exact: bool,
-    /// Workgroups of the persistent kernel, which runs all layers of one token in one dispatch and hangs unless the GPU
-    /// runs all of them at the same time. 0: a dispatch for each kernel instead. `None`: what suits the GPU.
+    /// Workgroups of the persistent kernel, which runs all layers of one token in one dispatch. The GPU has to run all
+    /// of them at the same time; if it does not, the kernel times out and is no longer used. 0: a dispatch for each
+    /// kernel instead. `None`: what suits the GPU.
     pub persistent_workgroups: Option<usize>,
     /// Most layers whose weights share a buffer, and so a dispatch of the persistent kernel. A buffer is never larger
     /// than one binding, some 4 GiB.

@@ -79,13 +79,13 @@ impl GeneralAttention {
     }
 
     fn key(&self, split: usize) -> PipelineKey {
-        let reach = |n: usize| n.min(self.n_ctx);
+        let within_context = |n: usize| n.min(self.n_ctx);
         let (mask, reach) = match self.mask {
             Mask::Causal => ("causal", 0),
-            Mask::Window(n) => ("window", reach(n)),
-            Mask::Chunk(n) => ("chunk", reach(n)),
+            Mask::Window(n) => ("window", within_context(n)),
+            Mask::Chunk(n) => ("chunk", within_context(n)),
             Mask::Full => ("full", 0),
-            Mask::Near(n) => ("near", reach(n)),
+            Mask::Near(n) => ("near", within_context(n)),
         };
         let (growth, length, offset) = self.temperature.map_or((0.0, 1, 0), |t| (t.scale, t.length, t.offset));
         PipelineKey::new(

@@ -21,7 +21,7 @@ pub struct ScaleShape {
 /// `x = cap * tanh(scale * x / cap)`, or `x *= scale`, in place. `x` is `[n_tokens or n_wanted, n]`.
 pub fn scale(gpu: &WgpuDevice, shape: ScaleShape, x: &wgpu::Buffer) -> Result<Dispatch, WgpuError> {
     let bytes = 4 * shape.n as u64;
-    let (rows, reach) = if shape.wanted {
+    let (rows, range) = if shape.wanted {
         (GridExtent::Wanted(1), AccessRange::Wanted(bytes))
     } else {
         (GridExtent::Tokens(1), AccessRange::Tokens(bytes))
@@ -29,7 +29,7 @@ pub fn scale(gpu: &WgpuDevice, shape: ScaleShape, x: &wgpu::Buffer) -> Result<Di
     Dispatch::new(
         gpu,
         &key(shape),
-        &[(x, reach)],
+        &[(x, range)],
         [GridExtent::Fixed(shape.n.div_ceil(256) as u32), rows, GridExtent::Fixed(1)],
     )
 }

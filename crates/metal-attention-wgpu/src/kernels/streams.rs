@@ -31,9 +31,9 @@ pub fn stretch(
         let why = format!("{n} elements from the {}th on, of {}", rows.at, rows.stride);
         return Err(WgpuError::Mismatch { what: "rows to be stretched".into(), why });
     }
-    let reach = |rows: StreamRows<'_>| AccessRange::Tokens(4 * rows.stride as u64);
-    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(a.buffer, reach(a)), (y.buffer, reach(y))];
-    buffers.extend(b.map(|b| (b.buffer as &dyn Bind, reach(b))));
+    let range = |rows: StreamRows<'_>| AccessRange::Tokens(4 * rows.stride as u64);
+    let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(a.buffer, range(a)), (y.buffer, range(y))];
+    buffers.extend(b.map(|b| (b.buffer as &dyn Bind, range(b))));
     let place = |rows: StreamRows<'_>| [rows.stride, rows.at];
     let key = stretch_key(n, place(a), b.map(place), place(y), accumulate);
     Dispatch::new(gpu, &key, &buffers, [GridExtent::Tokens(1), GridExtent::Fixed(1), GridExtent::Fixed(1)])

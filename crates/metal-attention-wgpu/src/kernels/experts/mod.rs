@@ -37,7 +37,7 @@ pub struct ExpertsShape {
     pub gated: bool,
     /// Activation of the gate, or of up without a gate.
     pub activation: Activation,
-    /// Whether the router's weight multiplies an expert's hidden values instead of its result.
+    /// Whether the router's weight multiplies an expert's input instead of its result.
     pub weight_input: bool,
 }
 

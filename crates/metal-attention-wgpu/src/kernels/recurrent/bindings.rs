@@ -54,7 +54,7 @@ pub(super) enum RecurrentBinding {
 }
 
 impl RecurrentBinding {
-    fn reach(self) -> AccessRange {
+    fn range(self) -> AccessRange {
         match self {
             Self::Rows(rows, _) | Self::Results(rows, _) => AccessRange::Tokens(4 * rows.stride as u64),
             Self::Floats(n) => AccessRange::floats(n),
@@ -128,10 +128,10 @@ pub(super) fn dispatch(
 ) -> Result<Dispatch, WgpuError> {
     assert_eq!(bindings.len(), buffers.len(), "a buffer for each binding of {}", key.name);
     if let Some((name, access)) = bindings.iter().find(|(_, access)| !access.fits()) {
-        let why = format!("{name} of {access:?} reaches beyond its rows");
+        let why = format!("{name} of {access:?} ranges beyond its rows");
         return Err(WgpuError::Mismatch { what: format!("the buffers of {}", key.name), why });
     }
-    let reaches = bindings.iter().map(|(_, access)| access.reach());
-    let buffers: Vec<(&dyn Bind, AccessRange)> = buffers.iter().copied().zip(reaches).collect();
+    let ranges = bindings.iter().map(|(_, access)| access.range());
+    let buffers: Vec<(&dyn Bind, AccessRange)> = buffers.iter().copied().zip(ranges).collect();
     Dispatch::new(gpu, key, &buffers, grid)
 }
