@@ -128,7 +128,7 @@ pub(super) fn dispatch(
 ) -> Result<Dispatch, WgpuError> {
     assert_eq!(bindings.len(), buffers.len(), "a buffer for each binding of {}", key.name);
     if let Some((name, access)) = bindings.iter().find(|(_, access)| !access.fits()) {
-        let why = format!("{name} of {access:?} ranges beyond its rows");
+        let why = format!("{name} of {access:?} reaches beyond its rows");
         return Err(WgpuError::Mismatch { what: format!("the buffers of {}", key.name), why });
     }
     let ranges = bindings.iter().map(|(_, access)| access.range());
