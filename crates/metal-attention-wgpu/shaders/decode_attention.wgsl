@@ -13,12 +13,12 @@
 // KV_UNITS, heads to those of the KV head; indices of workgroup memory follow from these. There are no more splits than
 // `partial` holds (`Dispatch`). Loops end with the split, at most SPLIT positions, or count to constants.
 {#
-    lanes    threads that share a key: neighbours in a subgroup, else 1
-    units    units of four elements of a key that each of them reads
-    at_once  units of keys, and likewise of values, that a thread keeps in registers
-    rows     the number of keys that these are
-    turns    rounds until all keys of the split are read
-    pages    pages of a split; as many keys in a row are on the same one
+  lanes    threads that share a key: neighbours in a subgroup, else 1
+  units    units of four elements of a key that each of them reads
+  at_once  units of keys, and likewise of values, that a thread keeps in registers
+  rows     the number of keys that these are
+  turns    rounds until all keys of the split are read
+  pages    pages of a split; as many keys in a row are on the same one
 #}
 {% set threads = 256 %}
 {% set kv_units = (head_dim + 3) // 4 %}
@@ -30,9 +30,9 @@
 {% set rows = [[at_once // units // 2 * 2, 1] | max, split // keys_at_once] | min %}
 {% set turns = (split + rows * keys_at_once - 1) // (rows * keys_at_once) %}
 {#
-    groups   threads that share a unit of the values, an even number
-    values   values that a thread keeps in registers
-    chunks   rounds until all values of the split are read
+  groups   threads that share a unit of the values, an even number
+  values   values that a thread keeps in registers
+  chunks   rounds until all values of the split are read
 #}
 {% set groups = threads // kv_units // 2 * 2 %}
 {% set values = [(split + groups - 1) // groups, at_once] | min %}

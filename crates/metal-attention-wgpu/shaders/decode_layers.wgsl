@@ -42,9 +42,9 @@
 {% endif %}
 
 {#
-    The four matrices. `variants` lists the forms that the matrix has in different layers, separated by slashes. A form is a
-    list of parts, separated by plus signs, each type:first row:rows:lanes:unroll:stretches:first workgroup:workgroups.
-    Each workgroup computes rows of one part.
+  The four matrices. `variants` lists the forms that the matrix has in different layers, separated by slashes. A form is a
+  list of parts, separated by plus signs, each type:first row:rows:lanes:unroll:stretches:first workgroup:workgroups.
+  Each workgroup computes rows of one part.
 #}
 {% set qkv = {"name": "qkv", "index": 0, "n_in": n_embd, "rows": 1, "variants": qkv_variants} %}
 {% set out = {"name": "out", "index": 1, "n_in": n_att, "rows": 1, "variants": out_variants} %}
@@ -189,8 +189,8 @@ fn arrived_part(at: u32, quads: u32, lse: u32) -> Part {
 }
 
 {#
-    A product. Its items are rows, or pairs of rows that give one number. `lanes` lanes share an item; each requests `unroll`
-    units at once, those of the next step before it uses those of this one.
+  A product. Its items are rows, or pairs of rows that give one number. `lanes` lanes share an item; each requests `unroll`
+  units at once, those of the next step before it uses those of this one.
 #}
 {% macro load(p, to, item, stretch) %}
 {% for u in range(p.unroll) %}
@@ -355,8 +355,8 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {{ touch_part(p) }}
 {% endmacro %}
 {#
-    The product with a matrix; `fill` waits for its input. If the matrix has several parts, or its form differs between
-    layers, the part of this workgroup is chosen here, outside of branches: loads inside of a branch end with the branch.
+  The product with a matrix; `fill` waits for its input. If the matrix has several parts, or its form differs between
+  layers, the part of this workgroup is chosen here, outside of branches: loads inside of a branch end with the branch.
 #}
 {% macro product(m, input, input_units, fill, bias_at, before, result) %}
 {% if mixed(m) == "no" %}
@@ -422,8 +422,8 @@ min({{ share_of(p) }}.x + min({{ round }} * {{ threads // p.lanes }}u + tid / {{
 {% endmacro %}
 
 {#
-    Writes a vector to `wide`, quad by quad, each computed by `source`. For large products this is a loop, since the unrolled
-    code of a layer is larger than a core's instruction cache.
+  Writes a vector to `wide`, quad by quad, each computed by `source`. For large products this is a loop, since the unrolled
+  code of a layer is larger than a core's instruction cache.
 #}
 {% macro fill_wide(source) %}
 {% macro quad_of_wide() %}

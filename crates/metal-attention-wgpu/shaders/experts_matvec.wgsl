@@ -10,7 +10,7 @@
 // y[visit] = activation of W x[t] with the W of the visit's expert: {{ row_tile }} rows of one visit.
 {% endif %}
 //
-// As in matvec.wgsl, {{ lanes }} lanes share the rows; lane l reads units l, l + {{ lanes }}, ... of 8 columns each{% if sum %}, those of the first expert,
+// Like in matvec.wgsl, {{ lanes }} lanes share the rows; lane l reads units l, l + {{ lanes }}, ... of 8 columns each{% if sum %}, those of the first expert,
 // then those of the second, and so on{% endif %}, and requests the weights of {{ unroll }} unit(s) before it uses any of them.
 // Bounds: experts are clamped to the last, rows to the expert's last; rows that are in another part of the matrix read the
 // part's first and are multiplied by zero; units are clamped to the last. Tokens are those for which the buffers are long

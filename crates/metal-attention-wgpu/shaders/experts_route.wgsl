@@ -24,14 +24,14 @@ const N_USED: u32 = {{ n_used }}u;
 const N_GROUPS: u32 = {{ n_groups }}u;
 const LOWEST: f32 = -3.4e38;
 
-// Of every expert: its score, the value that it is chosen by, and that value as a key in the order of floats.
+// For every expert: its score, the value that it is chosen by, and that value as a key in the order of floats.
 var<workgroup> scores: array<f32, {{ n_expert }}>;
 var<workgroup> keys: array<u32, {{ n_expert }}>;
 {% if n_groups > 1 %}
 var<workgroup> choice: array<f32, {{ n_expert }}>;
 var<workgroup> group_keys: array<u32, {{ n_groups }}>;
 {% endif %}
-// Of every chosen expert: its score{% if expert_scale %}, and the factor on its result{% endif %}.
+// For every chosen expert: its score{% if expert_scale %}, and the factor on its result{% endif %}.
 var<workgroup> best: array<f32, {{ n_used }}>;
 {% if expert_scale %}
 var<workgroup> scales: array<f32, {{ n_used }}>;

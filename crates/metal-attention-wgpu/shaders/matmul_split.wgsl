@@ -18,11 +18,11 @@ enable wgpu_cooperative_matrix;
 enable f16;
 {% endif %}
 {#
-    turns     how many times a subgroup multiplies {{ depth }} inputs
-    at_once   tokens that a subgroup reads at once: 8 lanes share a token
-    tokens    tokens of which a lane reads a part
-    vectors   vectors of four inputs that a lane reads of each token in a turn
-    units     units of eight weights that a lane reads in a turn
+  turns     how many times a subgroup multiplies {{ depth }} inputs
+  at_once   tokens that a subgroup reads at once: 8 lanes share a token
+  tokens    tokens of which a lane reads a part
+  vectors   vectors of four inputs that a lane reads of each token in a turn
+  units     units of eight weights that a lane reads in a turn
 #}
 {% set subgroup_size = subgroup_size if subgroup_size >= 8 else 32 %}
 {% set threads = shares * subgroup_size %}

@@ -1,8 +1,8 @@
 // Bounds: `run` and `next` are below `end`, at most the tokens of the batch; `high` is below N_CTX. The loop advances by a
 // token each time.
 {#
-    The beginning of a sequence in prefill attention: the tokens from `run` on that are of one sequence, and the positions
-    that they attend to. Tiles begin at multiples of KEYS, which divides PAGE: each is on one page.
+  The beginning of a sequence in prefill attention: the tokens from `run` on that are of one sequence, and the positions
+  that they attend to. Tiles begin at multiples of KEYS, which divides PAGE: each is on one page.
 #}
         // Tokens run..next are of one sequence; together they attend to its positions low..=high.
         let seq = token_seq(run);

@@ -263,7 +263,7 @@ impl WgpuWeights {
             Some(w) => Some(WgpuStreams { proj: each(&w.proj)?, unembd_proj: each(&w.unembd_proj)? }),
             None => None,
         };
-        // As few buffers for the layers' matrices as possible: the persistent kernel runs all layers of one buffer.
+        // The layers' matrices are in as few buffers as possible: the persistent kernel runs all layers of one buffer.
         let bytes: Vec<_> = weights.layers.iter().map(layer_bytes).collect();
         let mut layers = Vec::new();
         for (n, arena) in Arena::in_runs(gpu, "the layers' weights", &bytes, layers_in_a_buffer)? {

@@ -16,8 +16,8 @@ fn dots8(raw: Raw8, x: X8) -> f32 {
 {% if in_blocks %}
 
 {#
-    A block of 32, four units, for products with quantised inputs. `scales` is how many of these have scales of their own;
-    `affine32` returns those of a unit. Types that define it read a block as vectors of words, in `w4`; for others it is four units.
+  A block of 32, four units, for products with quantised inputs. `scales` is how many of these have scales of their own;
+  `affine32` returns those of a unit. Types that define it read a block as vectors of words, in `w4`; for others it is four units.
 #}
 {% if scales is undefined %}
 {% set scales = 4 %}

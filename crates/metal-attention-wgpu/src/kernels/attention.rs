@@ -231,7 +231,7 @@ pub(super) struct BoundAttention<'a> {
 impl<'a> AttentionBuffers<'a> {
     pub(super) fn bound(&self, shape: &AttentionShape) -> BoundAttention<'a> {
         let floats = |n: usize| 4 * n as u64;
-        // Of the KV cache kernels access the pages in the page tables, which `BatchBuffer` checks.
+        // Kernels access only the KV pages in the page tables, which `BatchBuffer` checks.
         let cache = AccessRange::Fixed(shape.cache_bytes(1));
         BoundAttention {
             qkv: (self.qkv, AccessRange::Tokens(floats(shape.qkv_row()))),

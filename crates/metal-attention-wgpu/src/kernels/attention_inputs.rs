@@ -169,7 +169,7 @@ pub fn attention_inputs(
     let mut buffers: Vec<(&dyn Bind, AccessRange)> =
         vec![(b.qkv, row(shape.row())), (b.queries, row(shape.n_head * shape.head_dim)), (b.batch, AccessRange::Batch)];
     if let Some((keys, values)) = b.cache {
-        // Of the KV cache the kernel accesses the pages in the page tables, which `BatchBuffer` checks.
+        // The kernel accesses only the KV pages in the page tables, which `BatchBuffer` checks.
         let page = AccessRange::Fixed(shape.cache_bytes());
         buffers.extend([(keys, page), (values, page)]);
     }

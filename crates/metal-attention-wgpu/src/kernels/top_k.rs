@@ -110,6 +110,6 @@ fn keys(n_vocab: usize, k: usize) -> Vec<PipelineKey> {
 }
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
-    // As many logits as need every stage.
+    // Enough logits to need every stage.
     keys(151_936, MAX_TOP_K)
 }
