@@ -158,11 +158,11 @@ pub(super) struct PlanBuilder<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum ProductMethod {
     /// GEMV: each weight is read once for this number of tokens.
-    TokenByToken(usize),
+    Gemv(usize),
     /// Split-K on matrix units: the inner dimension is divided among subgroups. For a few tokens.
-    Split(SplitTile),
+    SplitK(SplitTile),
     /// GEMM in tiles of rows and tokens, on matrix units or in plain loops.
-    Tiles { on_units: bool },
+    Gemm { on_units: bool },
 }
 
 /// One matrix product: `y = W x + bias`, with an epilogue.
@@ -189,7 +189,7 @@ impl<'a> LinearProduct<'a> {
 
 /// The input of a mixer's or a feed-forward's products.
 #[derive(Clone, Copy)]
-enum ProductInput<'a> {
+enum BlockInput<'a> {
     /// The norm of the residual stream, which is not computed yet. Most kernels compute it in the prologue of the
     /// product.
     Norm(&'a WgpuNorm),
@@ -231,20 +231,20 @@ impl PlanBuilder<'_> {
     fn method(&self, matrix: &WgpuMatrix) -> ProductMethod {
         let features = self.gpu.features();
         if self.kind == BatchKind::One {
-            return ProductMethod::TokenByToken(1);
+            return ProductMethod::Gemv(1);
         }
         if self.kind != BatchKind::Many {
             if let Some(tile) = kernels::split_tile(features, matrix, self.max_tokens(), self.exact) {
-                return ProductMethod::Split(tile);
+                return ProductMethod::SplitK(tile);
             }
             if !kernels::all_on_units(features, matrix, self.exact) || !features.cooperative_f16 {
-                return ProductMethod::TokenByToken(TOKEN_TILE);
+                return ProductMethod::Gemv(TOKEN_TILE);
             }
         }
         if kernels::leaves_idle_in_tiles(matrix, self.max_tokens()) {
-            return ProductMethod::TokenByToken(TOKEN_TILE);
+            return ProductMethod::Gemv(TOKEN_TILE);
         }
-        ProductMethod::Tiles { on_units: kernels::all_on_units(features, matrix, self.exact) }
+        ProductMethod::Gemm { on_units: kernels::all_on_units(features, matrix, self.exact) }
     }
 
     /// The input of a block whose norm is `norm`; without one the residual stream itself. Reads `x`. `materialise`, or
@@ -254,13 +254,13 @@ impl PlanBuilder<'_> {
         dispatches: &mut Vec<Dispatch>,
         norm: Option<&'n WgpuNorm>,
         materialise: bool,
-    ) -> Result<ProductInput<'n>, WgpuError> {
-        let Some(norm) = norm else { return Ok(ProductInput::Ready(&self.scratch.x)) };
+    ) -> Result<BlockInput<'n>, WgpuError> {
+        let Some(norm) = norm else { return Ok(BlockInput::Ready(&self.scratch.x)) };
         if !materialise && norm.kind == NormKind::Rms && !norm.has_bias {
-            return Ok(ProductInput::Norm(norm));
+            return Ok(BlockInput::Norm(norm));
         }
         dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&self.scratch.x), &self.scratch.h)?);
-        Ok(ProductInput::Ready(&self.scratch.h))
+        Ok(BlockInput::Ready(&self.scratch.h))
     }
 
     /// `y = norm(x)`; `x` of `None`: in place. `shape` sets what `norm` does not: rows, scale, accumulation, wanted
@@ -275,12 +275,12 @@ impl PlanBuilder<'_> {
     fn project(
         &self,
         dispatches: &mut Vec<Dispatch>,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
         product: LinearProduct<'_>,
     ) -> Result<(), WgpuError> {
         match input {
-            ProductInput::Norm(norm) => self.norm_then_multiply(dispatches, norm, product),
-            ProductInput::Ready(x) => self.multiply(dispatches, LinearProduct { x, ..product }),
+            BlockInput::Norm(norm) => self.norm_then_multiply(dispatches, norm, product),
+            BlockInput::Ready(x) => self.multiply(dispatches, LinearProduct { x, ..product }),
         }
     }
 
@@ -295,7 +295,7 @@ impl PlanBuilder<'_> {
         let (weight, eps) = (&norm.weights, norm.eps);
         if !matches!(
             self.method(product.linear.0),
-            ProductMethod::Tiles { on_units: false } | ProductMethod::TokenByToken(TOKEN_TILE)
+            ProductMethod::Gemm { on_units: false } | ProductMethod::Gemv(TOKEN_TILE)
         ) {
             dispatches.extend(self.product_dispatches(MatvecInput::RmsNorm { weight, eps }, product)?);
             return Ok(());
@@ -336,9 +336,9 @@ impl PlanBuilder<'_> {
         let (gpu, batch) = (self.gpu, self.batch);
         let options = MatvecOptions { input, output, rows, bias };
         match self.method(matrix) {
-            ProductMethod::TokenByToken(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
-            ProductMethod::Split(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
-            ProductMethod::Tiles { .. } => {
+            ProductMethod::Gemv(tile) => kernels::multi_token_matvec(gpu, matrix, options, tile, x, y, batch),
+            ProductMethod::SplitK(tile) => kernels::split_matmul(gpu, matrix, options, tile, x, y, batch),
+            ProductMethod::Gemm { .. } => {
                 // Logits of many tokens are seldom wanted: tiles are chosen for a few.
                 let most = if rows == TokenRows::Tokens {
                     self.max_tokens()

@@ -198,7 +198,7 @@ pub fn matmul_by(
     let mut dispatches = Vec::new();
     for part in matrix.parts() {
         let method = method(part);
-        let product = MatmulOp::new(matrix, part, &options);
+        let product = GemmOp::new(matrix, part, &options);
         let weights = (&part.buffer as &dyn Bind, AccessRange::Fixed(part.bytes(matrix.n_in())));
         let (tile_rows, tile_tokens, mut buffers): (_, _, Vec<(&dyn Bind, AccessRange)>) = match method {
             MatmulMethod::Tiled if norm.is_some() => return Err(mismatch("only matrix units take a norm")),
@@ -245,7 +245,7 @@ pub(super) fn input_key(n_in: usize, rows: TokenRows, eps: Option<f32>) -> Pipel
 
 /// The product with one part of a matrix, without its buffers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MatmulOp {
+pub(super) struct GemmOp {
     /// Tensor type of the part.
     pub(super) ty: TensorType,
     /// Elements of a row.
@@ -266,7 +266,7 @@ pub(super) struct MatmulOp {
     pub(super) bias: bool,
 }
 
-impl MatmulOp {
+impl GemmOp {
     pub(super) fn new(matrix: &WgpuMatrix, part: &MatrixPart, options: &MatvecOptions<'_>) -> Self {
         Self {
             ty: part.ty,
@@ -319,7 +319,7 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         let n_in = 576_usize.next_multiple_of(ty.block_len());
         for output in [MatvecOutput::Store, MatvecOutput::Accumulate, MatvecOutput::Gated] {
             let n_out = if output == MatvecOutput::Gated { 3072 } else { 576 };
-            let product = MatmulOp {
+            let product = GemmOp {
                 ty,
                 n_in,
                 n_out,

@@ -3,7 +3,7 @@
 
 use metal_attention_gguf::TensorType;
 
-use super::matmul::MatmulOp;
+use super::matmul::GemmOp;
 use super::matvec::{MatvecInput, MatvecOptions, MatvecOutput, TokenRows};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -95,7 +95,7 @@ pub fn split_matmul(
         MatvecInput::Silu => return Err(mismatch("its input is not plain")),
     };
     let product = |part: &MatrixPart| {
-        let product = MatmulOp::new(matrix, part, &options);
+        let product = GemmOp::new(matrix, part, &options);
         let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![
             (&part.buffer, AccessRange::Fixed(part.bytes(matrix.n_in()))),
             (x, options.input_range(matrix)),
@@ -111,7 +111,7 @@ pub fn split_matmul(
     matrix.parts().iter().map(product).collect()
 }
 
-fn key(product: &MatmulOp, eps: Option<f32>, tile: SplitTile, shares: usize) -> PipelineKey {
+fn key(product: &GemmOp, eps: Option<f32>, tile: SplitTile, shares: usize) -> PipelineKey {
     let mut constants = product.constants();
     constants.extend([
         ("norm", eps.is_some().into()),
@@ -137,7 +137,7 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         {
             let rows = TokenRows::Tokens;
             let product =
-                MatmulOp { ty, n_in, n_out, first_row: 0, row_step: 1, n_rows: n_out, output, rows, bias: false };
+                GemmOp { ty, n_in, n_out, first_row: 0, row_step: 1, n_rows: n_out, output, rows, bias: false };
             keys.extend([None, Some(1e-5)].map(|eps| key(&product, eps, tile, tile.subgroups)));
         }
     }

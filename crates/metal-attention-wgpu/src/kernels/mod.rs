@@ -78,7 +78,7 @@ pub use row_gate::{row_gate, row_gate_twin};
 pub use scale::{ScaleShape, scale, scale_twin};
 pub use short_conv::{MAX_TAPS, ShortConvBuffers, short_conv, short_conv_twin};
 pub use streams::{
-    StreamRows, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
+    StreamSlice, StreamsBuffers, add_to_idle_streams, add_to_idle_streams_twin, correct_streams, correct_streams_twin,
     predict_streams, predict_streams_twin, stretch, stretch_twin,
 };
 pub use top_k::{MAX_TOP_K, top_k, top_k_list, top_k_scratch_bytes};

@@ -8,7 +8,7 @@ use crate::pipelines::PipelineKey;
 
 /// Rows of a buffer, or the same part of each row.
 #[derive(Debug, Clone, Copy)]
-pub struct StreamRows<'a> {
+pub struct StreamSlice<'a> {
     /// `[n_tokens, stride]`.
     pub buffer: &'a wgpu::Buffer,
     /// Elements of a row.
@@ -22,19 +22,19 @@ pub struct StreamRows<'a> {
 pub fn stretch(
     gpu: &WgpuDevice,
     n: usize,
-    a: StreamRows<'_>,
-    b: Option<StreamRows<'_>>,
-    y: StreamRows<'_>,
+    a: StreamSlice<'_>,
+    b: Option<StreamSlice<'_>>,
+    y: StreamSlice<'_>,
     accumulate: bool,
 ) -> Result<Dispatch, WgpuError> {
     if let Some(rows) = [Some(a), b, Some(y)].into_iter().flatten().find(|rows| rows.at + n > rows.stride) {
         let why = format!("{n} elements from the {}th on, of {}", rows.at, rows.stride);
         return Err(WgpuError::Mismatch { what: "rows to be stretched".into(), why });
     }
-    let range = |rows: StreamRows<'_>| AccessRange::Tokens(4 * rows.stride as u64);
+    let range = |rows: StreamSlice<'_>| AccessRange::Tokens(4 * rows.stride as u64);
     let mut buffers: Vec<(&dyn Bind, AccessRange)> = vec![(a.buffer, range(a)), (y.buffer, range(y))];
     buffers.extend(b.map(|b| (b.buffer as &dyn Bind, range(b))));
-    let place = |rows: StreamRows<'_>| [rows.stride, rows.at];
+    let place = |rows: StreamSlice<'_>| [rows.stride, rows.at];
     let key = stretch_key(n, place(a), b.map(place), place(y), accumulate);
     Dispatch::new(gpu, &key, &buffers, [GridExtent::Tokens(1), GridExtent::Fixed(1), GridExtent::Fixed(1)])
 }

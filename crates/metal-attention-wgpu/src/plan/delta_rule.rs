@@ -4,25 +4,25 @@
 use metal_attention_model::{DeltaGates, DeltaRuleSpec, KeySharing, NormKind};
 use wgpu::Buffer;
 
-use super::{LinearProduct, PlanBuilder, ProductInput};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::kernels::{
-    self, ConvolutionBuffers, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
-    DeltaRuleStepBuffers, GateActivation, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankActivation, LowRankShape,
-    MatvecOutput, StridedRows, StridedStates,
+    self, ColumnRange, ConvolutionBuffers, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape,
+    DeltaRuleStep, DeltaRuleStepBuffers, GateActivation, GroupNormBuffers, GroupNormShape, KeyHeads, LowRankActivation,
+    LowRankShape, MatvecOutput, StateRange,
 };
 use crate::weights::{WgpuDeltaRule, WgpuLowRank, WgpuMixer};
 use crate::{Dispatch, GridExtent, WgpuError};
 
 /// Where the projected inputs are, each in some columns of some buffer's rows.
-struct ProjectedInputs<'a> {
+struct DeltaRuleColumns<'a> {
     /// Queries, keys and values, the inputs of the convolution, in `qkv`.
-    channels: StridedRows,
+    channels: ColumnRange,
     /// Gates of the results.
-    gate: (&'a Buffer, StridedRows),
+    gate: (&'a Buffer, ColumnRange),
     /// The writing strength `beta`, before its sigmoid.
-    beta: (&'a Buffer, StridedRows),
+    beta: (&'a Buffer, ColumnRange),
     /// The decay, before its activation.
-    decay: (&'a Buffer, StridedRows),
+    decay: (&'a Buffer, ColumnRange),
 }
 
 /// The low-rank products of decay and gate, in this order; `None` where both are plain projections.
@@ -58,7 +58,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
         let scratch = self.scratch;
         self.project(dispatches, input, LinearProduct::new(&w.inputs, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
@@ -83,7 +83,7 @@ impl PlanBuilder<'_> {
         self.delta_rule_scan(dispatches, i, spec, w, &projected)
     }
 
-    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> ProjectedInputs<'_> {
+    fn projected(&self, spec: &DeltaRuleSpec, w: &WgpuDeltaRule) -> DeltaRuleColumns<'_> {
         let (scratch, n_channels, n_head) = (self.scratch, spec.n_channels(), spec.n_head_v);
         let low_rank = low_rank_of_delta_rule(spec);
         // Rows of `qkv` also hold the gate and, unless they are projected apart, `beta` and the decay.
@@ -97,15 +97,15 @@ impl PlanBuilder<'_> {
             if apart { (&scratch.kv_a, n_gates, 0) } else { (&scratch.qkv, stride, n) };
         let (decay, gate) = match &low_rank {
             None => {
-                let decay = StridedRows { stride: stride_of_gates, at: first + n_head };
-                ((gates, decay), (&scratch.qkv, StridedRows { stride, at: n_channels }))
+                let decay = ColumnRange { stride: stride_of_gates, at: first + n_head };
+                ((gates, decay), (&scratch.qkv, ColumnRange { stride, at: n_channels }))
             }
             Some(low_rank) => ((&scratch.rwkv.large, low_rank.result(0)), (&scratch.rwkv.large, low_rank.result(1))),
         };
-        ProjectedInputs {
-            channels: StridedRows { stride, at: 0 },
+        DeltaRuleColumns {
+            channels: ColumnRange { stride, at: 0 },
             gate,
-            beta: (gates, StridedRows { stride: stride_of_gates, at: first }),
+            beta: (gates, ColumnRange { stride: stride_of_gates, at: first }),
             decay,
         }
     }
@@ -117,7 +117,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        projected: &ProjectedInputs<'_>,
+        projected: &DeltaRuleColumns<'_>,
     ) -> Result<Option<Dispatch>, WgpuError> {
         let scratch = self.scratch;
         let shape = self.delta_rule_shape(spec, projected.channels, projected);
@@ -144,11 +144,11 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &DeltaRuleSpec,
         w: &WgpuDeltaRule,
-        projected: &ProjectedInputs<'_>,
+        projected: &DeltaRuleColumns<'_>,
     ) -> Result<(), WgpuError> {
         let (gpu, scratch) = (self.gpu, self.scratch);
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
-        let convolved = StridedRows::whole(spec.n_channels());
+        let convolved = ColumnRange::whole(spec.n_channels());
         let shape = self.delta_rule_shape(spec, convolved, projected);
         let convolution = ConvolutionShape {
             channels: spec.n_channels(),
@@ -157,7 +157,7 @@ impl PlanBuilder<'_> {
             silu: true,
             x: projected.channels,
             out: convolved,
-            states: StridedStates { at: shape.state_elements(), ..shape.states },
+            states: StateRange { at: shape.state_elements(), ..shape.states },
         };
         let buffers =
             ConvolutionBuffers { x: &scratch.qkv, taps: &w.taps, bias: None, states, out: &scratch.queries, segments };
@@ -190,8 +190,8 @@ impl PlanBuilder<'_> {
     fn delta_rule_shape(
         &self,
         spec: &DeltaRuleSpec,
-        x: StridedRows,
-        projected: &ProjectedInputs<'_>,
+        x: ColumnRange,
+        projected: &DeltaRuleColumns<'_>,
     ) -> DeltaRuleShape {
         DeltaRuleShape {
             n_head: spec.n_head_v,
@@ -211,8 +211,8 @@ impl PlanBuilder<'_> {
             x,
             decay: projected.decay.1,
             beta: projected.beta.1,
-            out: StridedRows::whole(spec.n_values()),
-            states: StridedStates { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
+            out: ColumnRange::whole(spec.n_values()),
+            states: StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 },
         }
     }
 
@@ -220,7 +220,7 @@ impl PlanBuilder<'_> {
         &'b self,
         i: usize,
         w: &'b WgpuDeltaRule,
-        projected: &ProjectedInputs<'b>,
+        projected: &DeltaRuleColumns<'b>,
         x: &'b Buffer,
         out: &'b Buffer,
     ) -> DeltaRuleBuffers<'b> {

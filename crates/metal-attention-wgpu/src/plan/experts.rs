@@ -6,7 +6,7 @@ use crate::{Dispatch, WgpuError};
 use metal_attention_model::Experts;
 use wgpu::Buffer;
 
-use super::{LinearProduct, PlanBuilder, ProductInput};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::weights::WgpuExperts;
 
 impl PlanBuilder<'_> {
@@ -18,7 +18,7 @@ impl PlanBuilder<'_> {
         dispatches: &mut Vec<Dispatch>,
         e: &Experts,
         w: &WgpuExperts,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
         sum: &Buffer,
         accumulate: bool,
     ) -> Result<(), WgpuError> {
@@ -27,7 +27,7 @@ impl PlanBuilder<'_> {
         let mut routed = input;
         if let Some(norm) = &w.router_norm {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&scratch.x), &scratch.result)?);
-            routed = ProductInput::Ready(&scratch.result);
+            routed = BlockInput::Ready(&scratch.result);
         }
         self.project(
             dispatches,
@@ -48,11 +48,11 @@ impl PlanBuilder<'_> {
         let mut of_experts = input;
         if let Some([norm, _, _]) = &w.own_norms {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&scratch.x), &scratch.result)?);
-            of_experts = ProductInput::Ready(&scratch.result);
+            of_experts = BlockInput::Ready(&scratch.result);
         }
         let (kind, of_experts) = match of_experts {
-            ProductInput::Norm(norm) => (MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, &scratch.x),
-            ProductInput::Ready(x) => (MatvecInput::Plain, x),
+            BlockInput::Norm(norm) => (MatvecInput::RmsNorm { weight: &norm.weights, eps: norm.eps }, &scratch.x),
+            BlockInput::Ready(x) => (MatvecInput::Plain, x),
         };
         let matrices = ExpertsMatrices {
             up: &w.up.weight,
@@ -95,7 +95,7 @@ impl PlanBuilder<'_> {
                 LinearProduct::new(&dense.down, MatvecOutput::Store, &scratch.gated, &scratch.result),
             )?;
             if let Some(gate) = &w.shared_gate {
-                let ProductInput::Ready(input) = input else {
+                let BlockInput::Ready(input) = input else {
                     panic!("the input of a shared expert is made once: `feed_forward_materialises_norm`")
                 };
                 dispatches.push(kernels::row_gate(gpu, self.spec.n_embd, input, gate, &scratch.result)?);

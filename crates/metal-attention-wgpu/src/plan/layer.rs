@@ -7,7 +7,7 @@ use metal_attention_model::{Activation, Dense, FeedForward, Residual};
 use wgpu::Buffer;
 
 use super::mixer::MixerResult;
-use super::{BatchKind, LinearProduct, PlanBuilder, ProductInput};
+use super::{BatchKind, BlockInput, LinearProduct, PlanBuilder};
 use crate::weights::{WgpuDense, WgpuFeedForward, WgpuLinear, WgpuNorm};
 
 /// The result of a feed-forward, as far as it was computed.
@@ -140,7 +140,7 @@ impl PlanBuilder<'_> {
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
         scale: f32,
     ) -> Result<FeedForwardResult<'_>, WgpuError> {
         let layer = &self.weights.layers[i];
@@ -230,7 +230,7 @@ impl PlanBuilder<'_> {
         dispatches: &mut Vec<Dispatch>,
         dense: &Dense,
         w: &WgpuDense,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
         let (scratch, gate_up) = (self.scratch, &w.gate_up);
         let Dense { n_ff, gated, activation, fused: _ } = *dense;

@@ -6,10 +6,10 @@ use metal_attention_model::{BatchKind, Mamba2Spec, MambaDecay, MambaSpec, NormKi
 use wgpu::Buffer;
 
 use super::mixer::MixerResult;
-use super::{LinearProduct, PlanBuilder, ProductInput};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::kernels::{
-    self, ConvolutionBuffers, ConvolutionShape, GroupNormBuffers, GroupNormShape, Mamba2Buffers, Mamba2Shape,
-    Mamba2Step, Mamba2StepBuffers, MambaBuffers, MambaShape, MatvecOutput, NormShape, StridedRows, StridedStates,
+    self, ColumnRange, ConvolutionBuffers, ConvolutionShape, GroupNormBuffers, GroupNormShape, Mamba2Buffers,
+    Mamba2Shape, Mamba2Step, Mamba2StepBuffers, MambaBuffers, MambaShape, MatvecOutput, NormShape, StateRange,
 };
 use crate::mamba::{WgpuMamba, WgpuMamba2};
 use crate::{Bind, Dispatch, GridExtent, WgpuError};
@@ -29,15 +29,15 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &Mamba2Spec,
         w: &'s WgpuMamba2,
-        inputs: StridedRows,
+        inputs: ColumnRange,
         out: &'s Buffer,
     ) -> Result<MixerResult<'s>, WgpuError> {
         let Mamba2Spec { n_head, head_dim, d_state, n_group, n_tap, conv_bias: _, norm: _ } = *spec;
         let (gpu, scratch, m, width, channels) =
             (self.gpu, self.scratch, &self.scratch.mamba, spec.width(), spec.conv_width());
-        let part = |at: usize| StridedRows { at: inputs.at + at, ..inputs };
-        let result = StridedRows::whole(width);
-        let last_inputs = StridedStates { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
+        let part = |at: usize| ColumnRange { at: inputs.at + at, ..inputs };
+        let result = ColumnRange::whole(width);
+        let last_inputs = StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
         let y = if w.norm.is_some() { &m.y } else { out };
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
         let shape = Mamba2Shape {
@@ -50,7 +50,7 @@ impl PlanBuilder<'_> {
             dt: part(width + channels),
             gate: Some(part(0)),
             out: result,
-            states: StridedStates { at: (n_tap - 1) * channels, ..last_inputs },
+            states: StateRange { at: (n_tap - 1) * channels, ..last_inputs },
         };
         let buffers = Mamba2Buffers {
             x: &scratch.qkv,
@@ -80,11 +80,11 @@ impl PlanBuilder<'_> {
                 bias: w.conv_bias.is_some(),
                 silu: true,
                 x: part(width),
-                out: StridedRows::whole(channels),
+                out: ColumnRange::whole(channels),
                 states: last_inputs,
             };
             dispatches.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
-            let shape = Mamba2Shape { x: StridedRows::whole(channels), ..shape };
+            let shape = Mamba2Shape { x: ColumnRange::whole(channels), ..shape };
             let buffers = Mamba2Buffers { x: &m.conv, ..buffers };
             dispatches.push(kernels::mamba2(gpu, &shape, &buffers, GridExtent::Runs)?);
         }
@@ -121,22 +121,22 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &MambaSpec,
         w: &'s WgpuMamba,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
     ) -> Result<MixerResult<'s>, WgpuError> {
         let MambaSpec { width, d_state, dt_rank: _, n_tap, norms: _, decay } = *spec;
         let (gpu, scratch, m) = (self.gpu, self.scratch, &self.scratch.mamba);
         self.project(dispatches, input, LinearProduct::new(&w.input, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;
-        let (x, gate) = (StridedRows { stride: 2 * width, at: 0 }, StridedRows { stride: 2 * width, at: width });
-        let last_inputs = StridedStates { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
-        let (row, bias) = (StridedRows::whole(width), w.conv_bias.is_some());
+        let (x, gate) = (ColumnRange { stride: 2 * width, at: 0 }, ColumnRange { stride: 2 * width, at: width });
+        let last_inputs = StateRange { n_slots: self.states.n_slots(), stride: spec.state_elements(), at: 0 };
+        let (row, bias) = (ColumnRange::whole(width), w.conv_bias.is_some());
         let convolution =
             ConvolutionShape { channels: width, width: n_tap, bias, silu: true, x, out: row, states: last_inputs };
         dispatches.push(self.convolution(i, &convolution, &w.taps, w.conv_bias.as_ref())?);
 
         let bc = self.select(dispatches, spec, w)?;
-        let state_space = StridedStates { at: (n_tap - 1) * width, ..last_inputs };
+        let state_space = StateRange { at: (n_tap - 1) * width, ..last_inputs };
         let (states, segments) = (self.states.of_layer(i), self.states.segments());
-        let (b, c) = (StridedRows { stride: 2 * d_state, at: 0 }, StridedRows { stride: 2 * d_state, at: d_state });
+        let (b, c) = (ColumnRange { stride: 2 * d_state, at: 0 }, ColumnRange { stride: 2 * d_state, at: d_state });
         dispatches.push(match decay {
             MambaDecay::Channels => {
                 let shape = MambaShape {
@@ -173,7 +173,7 @@ impl PlanBuilder<'_> {
                     head_dim: width / n_head,
                     x: row,
                     bc: Some(b),
-                    dt: StridedRows::whole(n_head),
+                    dt: ColumnRange::whole(n_head),
                     gate: Some(gate),
                     out: row,
                     states: state_space,
@@ -213,7 +213,7 @@ impl PlanBuilder<'_> {
             dispatches.push(self.norm(&norms.dt, NormShape::of_row(norms.dt.n), None, &m.low)?);
             self.multiply(dispatches, expanded)?;
         }
-        let rows = StridedRows::whole(2 * d_state);
+        let rows = ColumnRange::whole(2 * d_state);
         let shape = GroupNormShape {
             n: d_state,
             groups: 2,

@@ -7,15 +7,15 @@
 //! `parts.rs`.
 
 use crate::kernels::{
-    self, AttentionBuffers, AttentionInputsBuffers, AttentionInputsShape, AttentionShape, GeneralAttention,
-    GeneralAttentionBuffers, HeadRows, KvInputs, LatentInputsBuffers, LatentInputsShape, MatvecOutput, NormShape,
-    StridedRows,
+    self, AttentionBuffers, AttentionInputsBuffers, AttentionInputsShape, AttentionShape, ColumnRange,
+    GeneralAttention, GeneralAttentionBuffers, HeadRows, KvInputs, LatentInputsBuffers, LatentInputsShape,
+    MatvecOutput, NormShape,
 };
 use crate::{Dispatch, WgpuError};
 use metal_attention_model::{BatchKind, Mixer};
 use wgpu::Buffer;
 
-use super::{LinearProduct, PlanBuilder, ProductInput};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::parts::{AttentionKernels, MixerKernels};
 use crate::weights::{WgpuAttention, WgpuLinear, WgpuMixer, WgpuNorm};
 
@@ -62,13 +62,13 @@ impl PlanBuilder<'_> {
 
     /// Appends the mixer of layer `i` and returns its last products, whose sum is the mixer's result: two for attention
     /// beside Mamba-2, none for a layer without a mixer, else one. Reads `x`, or `h` where `input` is
-    /// [`ProductInput::Ready`]. Writes `qkv`, the KV cache or recurrent states of the layer, and the buffers of the
+    /// [`BlockInput::Ready`]. Writes `qkv`, the KV cache or recurrent states of the layer, and the buffers of the
     /// results.
     pub(super) fn mixer(
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
     ) -> Result<Vec<MixerResult<'_>>, WgpuError> {
         let scratch = self.scratch;
         match (&self.weights.layers[i].mixer, &self.mixers[i]) {
@@ -100,7 +100,7 @@ impl PlanBuilder<'_> {
                     i,
                     spec,
                     mamba2,
-                    StridedRows::whole(spec.input_width()),
+                    ColumnRange::whole(spec.input_width()),
                     &scratch.mixer_out,
                 )?])
             }
@@ -114,7 +114,7 @@ impl PlanBuilder<'_> {
                     LinearProduct::new(&w.qkv, MatvecOutput::Store, &scratch.x, &scratch.qkv),
                 )?;
                 let at = attention.qkv_len();
-                let inputs = StridedRows { stride: at + spec.input_width(), at };
+                let inputs = ColumnRange { stride: at + spec.input_width(), at };
                 let beside = self.mamba2(dispatches, i, spec, mamba2, inputs, &scratch.mamba.beside)?;
                 Ok(vec![self.softmax_attention(dispatches, i, attention, w)?, beside])
             }
@@ -282,7 +282,7 @@ impl PlanBuilder<'_> {
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
         inputs: &LatentInputsShape,
         attention: &GeneralAttention,
     ) -> Result<(), WgpuError> {

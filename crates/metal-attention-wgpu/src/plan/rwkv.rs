@@ -5,11 +5,11 @@
 use metal_attention_model::{Activation, BatchKind, ChannelMixSpec, RWKV6_MIXES, Rwkv6Spec, Rwkv7Spec};
 use wgpu::Buffer;
 
-use super::{LinearProduct, PlanBuilder, ProductInput};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::dispatch::GridExtent;
 use crate::kernels::{
-    self, Gating, LowRankActivation, LowRankShape, MatvecOutput, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output,
-    Rwkv6Shape, Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, StridedRows, StridedStates, TOKEN_TILE,
+    self, ColumnRange, Gating, LowRankActivation, LowRankShape, MatvecOutput, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers,
+    Rwkv6Output, Rwkv6Shape, Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, StateRange, TOKEN_TILE,
     TokenShiftBuffers, TokenShiftShape,
 };
 use crate::weights::{WgpuChannelMix, WgpuLinear, WgpuRwkv6, WgpuRwkv7};
@@ -44,7 +44,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &Rwkv7Spec,
         w: &WgpuRwkv7,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
         let shift = TokenShiftOptions { n_out: spec.n_mix(), at: spec.width * spec.head_dim, advance: true };
@@ -65,7 +65,7 @@ impl PlanBuilder<'_> {
         dispatches.extend(kernels::matvec_of_inputs(self.gpu, &w.down.weight, &inputs, tile, &r.small, self.batch)?);
         self.expand(dispatches, &low_rank, &w.up, &r.large)?;
 
-        let row = StridedRows::whole(spec.width);
+        let row = ColumnRange::whole(spec.width);
         let residual = (!spec.first).then_some([row, low_rank.result(FIRST_VALUE)]);
         let gate = spec.gate_rank.map(|_| low_rank.result(low_rank.parts.len() - 1));
         let mix = Rwkv7Mix { norm_eps: spec.norm.then_some(spec.norm_eps()), residual, gate };
@@ -110,7 +110,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &Rwkv6Spec,
         w: &WgpuRwkv6,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
         let at = spec.width * spec.head_dim;
@@ -138,7 +138,7 @@ impl PlanBuilder<'_> {
         let decay = LowRankShape { width: spec.width, parts: vec![(spec.decay_rank, LowRankActivation::Tanh)] };
         self.expand(dispatches, &decay, &w.decay_up, &r.large)?;
 
-        let (row, of_kv) = (StridedRows::whole(spec.width), StridedRows::whole(spec.n_head_kv * spec.head_dim));
+        let (row, of_kv) = (ColumnRange::whole(spec.width), ColumnRange::whole(spec.n_head_kv * spec.head_dim));
         let output = if spec.bonus {
             Rwkv6Output::Normed { eps: spec.norm_eps() }
         } else {
@@ -184,7 +184,7 @@ impl PlanBuilder<'_> {
         i: usize,
         spec: &ChannelMixSpec,
         w: &WgpuChannelMix,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
         added: bool,
     ) -> Result<(), WgpuError> {
         let (scratch, r) = (self.scratch, &self.scratch.rwkv);
@@ -220,14 +220,14 @@ impl PlanBuilder<'_> {
         &self,
         dispatches: &mut Vec<Dispatch>,
         i: usize,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
         options: &TokenShiftOptions,
         mu: &Buffer,
         mu_of_tokens: Option<&Buffer>,
     ) -> Result<(), WgpuError> {
         let x = match input {
-            ProductInput::Ready(x) => x,
-            ProductInput::Norm(norm) => {
+            BlockInput::Ready(x) => x,
+            BlockInput::Norm(norm) => {
                 dispatches.push(self.norm(
                     norm,
                     kernels::NormShape::of_row(norm.n),
@@ -241,8 +241,8 @@ impl PlanBuilder<'_> {
         let shape = TokenShiftShape {
             channels,
             n_out: options.n_out,
-            x: StridedRows::whole(channels),
-            mu_of_tokens: mu_of_tokens.map(|_| StridedRows::whole(options.n_out * channels)),
+            x: ColumnRange::whole(channels),
+            mu_of_tokens: mu_of_tokens.map(|_| ColumnRange::whole(options.n_out * channels)),
             states: self.states_at(i, options.at),
             advance: options.advance,
         };
@@ -273,8 +273,8 @@ impl PlanBuilder<'_> {
     }
 
     /// Where a part of layer `i`'s state lies that begins at element `at`.
-    fn states_at(&self, i: usize, at: usize) -> StridedStates {
-        StridedStates { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
+    fn states_at(&self, i: usize, at: usize) -> StateRange {
+        StateRange { n_slots: self.states.n_slots(), stride: self.spec.layers[i].state_elements(), at }
     }
 }
 

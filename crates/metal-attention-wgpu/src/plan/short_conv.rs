@@ -3,7 +3,7 @@
 use metal_attention_model::ShortConvSpec;
 use wgpu::Buffer;
 
-use super::{LinearProduct, PlanBuilder, ProductInput};
+use super::{BlockInput, LinearProduct, PlanBuilder};
 use crate::kernels::{self, MatvecOutput, ShortConvBuffers};
 use crate::weights::WgpuLinear;
 use crate::{Dispatch, WgpuError};
@@ -18,7 +18,7 @@ impl PlanBuilder<'_> {
         shape: ShortConvSpec,
         linear: &WgpuLinear,
         taps: &Buffer,
-        input: ProductInput<'_>,
+        input: BlockInput<'_>,
     ) -> Result<(), WgpuError> {
         let scratch = self.scratch;
         self.project(dispatches, input, LinearProduct::new(linear, MatvecOutput::Store, &scratch.x, &scratch.qkv))?;

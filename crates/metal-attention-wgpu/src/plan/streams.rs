@@ -2,7 +2,7 @@
 //! first and predicts and corrects the others (`AltUp`, arXiv 2301.13310); and its low-rank residuals beside attention
 //! (`LAuReL`, arXiv 2411.07501). All functions append nothing for models without.
 
-use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, StreamRows, StreamsBuffers};
+use crate::kernels::{self, MatvecOutput, NormShape, ScaleShape, StreamSlice, StreamsBuffers};
 use crate::{Dispatch, WgpuError};
 use metal_attention_model::Streams;
 use wgpu::Buffer;
@@ -118,13 +118,13 @@ impl PlanBuilder<'_> {
     }
 
     /// The rows of a buffer as wide as the residual stream.
-    fn rows<'b>(&self, buffer: &'b Buffer) -> StreamRows<'b> {
-        StreamRows { buffer, stride: self.spec.n_embd, at: 0 }
+    fn rows<'b>(&self, buffer: &'b Buffer) -> StreamSlice<'b> {
+        StreamSlice { buffer, stride: self.spec.n_embd, at: 0 }
     }
 
     /// The rows of stream `i`.
-    fn stream(&self, spec: &Streams, i: usize) -> StreamRows<'_> {
+    fn stream(&self, spec: &Streams, i: usize) -> StreamSlice<'_> {
         let n = self.spec.n_embd;
-        StreamRows { buffer: &self.scratch.streams, stride: spec.n * n, at: i * n }
+        StreamSlice { buffer: &self.scratch.streams, stride: spec.n * n, at: i * n }
     }
 }

@@ -11,14 +11,14 @@ use crate::shader::Constant;
 
 /// The columns of a buffer's rows that a kernel accesses. There is a row for each token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StridedRows {
+pub struct ColumnRange {
     /// Elements from one row to the next.
     pub stride: usize,
     /// The first column.
     pub at: usize,
 }
 
-impl StridedRows {
+impl ColumnRange {
     /// Whole rows of `n` elements.
     pub fn whole(n: usize) -> Self {
         Self { stride: n, at: 0 }
@@ -27,7 +27,7 @@ impl StridedRows {
 
 /// The part of a layer's recurrent states that a kernel accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StridedStates {
+pub struct StateRange {
     /// Number of slots.
     pub n_slots: usize,
     /// Elements from one slot to the next.
@@ -40,13 +40,13 @@ pub struct StridedStates {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RecurrentBinding {
     /// Read through `fn NAME(token, i) -> f32`.
-    Rows(StridedRows, usize),
+    Rows(ColumnRange, usize),
     /// Written through `fn set_NAME(token, i, v)`.
-    Results(StridedRows, usize),
+    Results(ColumnRange, usize),
     /// Read as `NAME[i]`.
     Floats(usize),
     /// Read and written as `NAME[NAME_place(slot) + i]`.
-    States(StridedStates, usize),
+    States(StateRange, usize),
     /// Runs and segments, read by `segments.wgsl`.
     Segments,
     /// Atomic counters of each run, `NAME[run * n + i]`, zero before and after each dispatch.
@@ -70,9 +70,9 @@ impl RecurrentBinding {
     /// Whether the elements are within their rows or slots.
     fn fits(self) -> bool {
         match self {
-            Self::Rows(StridedRows { stride, at }, n)
-            | Self::Results(StridedRows { stride, at }, n)
-            | Self::States(StridedStates { n_slots: _, stride, at }, n) => fits(at, n, stride),
+            Self::Rows(ColumnRange { stride, at }, n)
+            | Self::Results(ColumnRange { stride, at }, n)
+            | Self::States(StateRange { n_slots: _, stride, at }, n) => fits(at, n, stride),
             Self::Floats(_) | Self::Segments | Self::Counters(_) => true,
         }
     }
@@ -80,18 +80,18 @@ impl RecurrentBinding {
     fn declaration(self, name: &str, binding: usize) -> String {
         let var = |access: &str, ty: &str| format!("@group(0) @binding({binding}) var<storage, {access}> {ty};\n");
         match self {
-            Self::Rows(StridedRows { stride, at }, _) => {
+            Self::Rows(ColumnRange { stride, at }, _) => {
                 let find = format!("{{ return {name}_rows[token * {stride}u + {at}u + i]; }}");
                 var("read", &format!("{name}_rows: array<f32>"))
                     + &format!("fn {name}(token: u32, i: u32) -> f32 {find}\n")
             }
-            Self::Results(StridedRows { stride, at }, _) => {
+            Self::Results(ColumnRange { stride, at }, _) => {
                 let set = format!("{{ {name}_rows[token * {stride}u + {at}u + i] = v; }}");
                 var("read_write", &format!("{name}_rows: array<f32>"))
                     + &format!("fn set_{name}(token: u32, i: u32, v: f32) {set}\n")
             }
             Self::Floats(_) => var("read", &format!("{name}: array<f32>")),
-            Self::States(StridedStates { n_slots: _, stride, at }, _) => {
+            Self::States(StateRange { n_slots: _, stride, at }, _) => {
                 var("read_write", &format!("{name}: array<f32>"))
                     + &format!("fn {name}_place(slot: u32) -> u32 {{ return slot * {stride}u + {at}u; }}\n")
             }

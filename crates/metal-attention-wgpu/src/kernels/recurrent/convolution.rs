@@ -1,6 +1,6 @@
 //! The short causal convolution of each channel, before a recurrence.
 
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, GridExtent};
@@ -23,11 +23,11 @@ pub struct ConvolutionShape {
     /// Whether SiLU is applied to the result.
     pub silu: bool,
     /// The inputs, `[channels]`.
-    pub x: StridedRows,
+    pub x: ColumnRange,
     /// The results, `[channels]`.
-    pub out: StridedRows,
+    pub out: ColumnRange,
     /// The last `width - 1` inputs, the oldest first, `[width - 1, channels]`.
-    pub states: StridedStates,
+    pub states: StateRange,
 }
 
 /// The buffers of [`convolution`].
@@ -125,7 +125,7 @@ pub fn convolution_twin(
 }
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
-    let states = StridedStates { n_slots: 4, stride: 3 * 6144 + 16 * 128 * 128, at: 0 };
-    let (x, out) = (StridedRows::whole(6144), StridedRows::whole(6144));
+    let states = StateRange { n_slots: 4, stride: 3 * 6144 + 16 * 128 * 128, at: 0 };
+    let (x, out) = (ColumnRange::whole(6144), ColumnRange::whole(6144));
     vec![ConvolutionShape { channels: 6144, width: 4, bias: true, silu: true, x, out, states }.key()]
 }

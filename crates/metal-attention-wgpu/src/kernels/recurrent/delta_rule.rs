@@ -1,7 +1,7 @@
 //! The gated delta rule (Gated `DeltaNet`, arXiv 2412.06464), and its variant with a decay for each channel (Kimi
 //! Linear, arXiv 2510.26692), with the gates around it.
 
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use super::heads::{HeadShape, HeadTile};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -56,15 +56,15 @@ pub struct DeltaRuleShape {
     /// The factor on queries.
     pub scale: f32,
     /// Queries `[n_key_head, key_dim]`, keys `[n_key_head, key_dim]`, values `[n_head, value_dim]`.
-    pub x: StridedRows,
+    pub x: ColumnRange,
     /// Decays before bias and softplus, `[n_head]` or `[n_head, key_dim]`.
-    pub decay: StridedRows,
+    pub decay: ColumnRange,
     /// The writing strength before its sigmoid, `[n_head]`.
-    pub beta: StridedRows,
+    pub beta: ColumnRange,
     /// Results, `[n_head, value_dim]`.
-    pub out: StridedRows,
+    pub out: ColumnRange,
     /// States, `[n_head, key_dim, value_dim]`.
-    pub states: StridedStates,
+    pub states: StateRange,
 }
 
 /// The convolution before and the norm after the recurrence in [`delta_rule_step`].
@@ -81,7 +81,7 @@ pub struct DeltaRuleStep {
     /// The activation of the results' gate.
     pub gate_kind: GateActivation,
     /// The gate, `[n_head, value_dim]`.
-    pub gate: StridedRows,
+    pub gate: ColumnRange,
 }
 
 /// The buffers of [`delta_rule`].
@@ -336,11 +336,11 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         decay_of: DecayGranularity::OfHeads,
         l2_eps: Some(1e-6),
         scale: 1.0,
-        x: StridedRows::whole(2 * n_head * dim),
-        decay: StridedRows::whole(n_head),
-        beta: StridedRows::whole(n_head),
-        out: StridedRows::whole(n_head * dim),
-        states: StridedStates { n_slots: 4, stride: n_head * dim * dim + 3 * 2 * n_head * dim, at: 0 },
+        x: ColumnRange::whole(2 * n_head * dim),
+        decay: ColumnRange::whole(n_head),
+        beta: ColumnRange::whole(n_head),
+        out: ColumnRange::whole(n_head * dim),
+        states: StateRange { n_slots: 4, stride: n_head * dim * dim + 3 * 2 * n_head * dim, at: 0 },
     };
     let step = DeltaRuleStep {
         width: 4,
@@ -348,10 +348,10 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         convolution_at: shape.state_elements(),
         norm_eps: 1e-6,
         gate_kind: GateActivation::Silu,
-        gate: StridedRows::whole(n_head * dim),
+        gate: ColumnRange::whole(n_head * dim),
     };
     let by_channel =
-        DeltaRuleShape { decay_of: DecayGranularity::OfChannels, decay: StridedRows::whole(n_head * dim), ..shape };
+        DeltaRuleShape { decay_of: DecayGranularity::OfChannels, decay: ColumnRange::whole(n_head * dim), ..shape };
     let whole = shape.head().whole_anywhere((step.width - 1) * 3 * dim, 1);
     let key = |shape: &DeltaRuleShape| shape.key(None, shape.head().scan());
     let mut keys = vec![key(&shape), key(&by_channel).named("delta_rule_by_channel")];

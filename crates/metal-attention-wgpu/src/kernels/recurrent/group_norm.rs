@@ -3,7 +3,7 @@
 use metal_attention_model::NormKind;
 
 use super::GateActivation;
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, GridExtent};
@@ -26,11 +26,11 @@ pub struct GroupNormShape {
     /// Whether the norm has a bias, shaped like the weights.
     pub bias: bool,
     /// Inputs, `[groups, n]`.
-    pub x: StridedRows,
+    pub x: ColumnRange,
     /// The gate that multiplies the result, `[groups, n]`, and its activation.
-    pub gate: Option<(GateActivation, StridedRows)>,
+    pub gate: Option<(GateActivation, ColumnRange)>,
     /// Results, `[groups, n]`.
-    pub out: StridedRows,
+    pub out: ColumnRange,
 }
 
 /// The buffers of [`group_norm`].
@@ -124,7 +124,7 @@ pub fn group_norm_twin(
 }
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
-    let rows = StridedRows::whole(16 * 128);
+    let rows = ColumnRange::whole(16 * 128);
     let (kind, gate) = (NormKind::Rms, Some((GateActivation::Silu, rows)));
     let shape =
         GroupNormShape { n: 128, groups: 16, kind, eps: 1e-6, of_groups: false, bias: true, x: rows, gate, out: rows };

@@ -1,6 +1,6 @@
 //! The second matrices of low-rank products: from the results of the first ones to full width.
 
-use super::bindings::StridedRows;
+use super::bindings::ColumnRange;
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
 use crate::dispatch::{AccessRange, Dispatch, GridExtent};
@@ -50,8 +50,8 @@ impl LowRankShape {
     }
 
     /// The columns of part `i` in the result.
-    pub fn result(&self, i: usize) -> StridedRows {
-        StridedRows { stride: self.n_out(), at: i * self.width }
+    pub fn result(&self, i: usize) -> ColumnRange {
+        ColumnRange { stride: self.n_out(), at: i * self.width }
     }
 
     fn key(&self, tokens: usize) -> PipelineKey {

@@ -1,6 +1,6 @@
 //! The selective scan of Mamba (arXiv 2312.00752), with its gate.
 
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use super::heads::HeadShape;
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -16,19 +16,19 @@ pub struct MambaShape {
     /// Elements of each channel's state.
     pub d_state: usize,
     /// Results of the convolution, `[channels]`.
-    pub x: StridedRows,
+    pub x: ColumnRange,
     /// Step sizes before bias and softplus, `[channels]`.
-    pub dt: StridedRows,
+    pub dt: ColumnRange,
     /// B, `[d_state]`.
-    pub b: StridedRows,
+    pub b: ColumnRange,
     /// C, `[d_state]`.
-    pub c: StridedRows,
+    pub c: ColumnRange,
     /// The gate, whose SiLU multiplies the results, `[channels]`; `None`: there is none.
-    pub gate: Option<StridedRows>,
+    pub gate: Option<ColumnRange>,
     /// Results, `[channels]`.
-    pub out: StridedRows,
+    pub out: ColumnRange,
     /// States, `[d_state, channels]`.
-    pub states: StridedStates,
+    pub states: StateRange,
 }
 
 /// The buffers of [`mamba`].
@@ -143,17 +143,17 @@ pub fn mamba_twin(token: &MambaToken<'_>, dt_bias: &[f64], a: &[f64], d: &[f64],
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (channels, d_state) = (1536, 16);
-    let row = StridedRows::whole(channels);
+    let row = ColumnRange::whole(channels);
     let shape = MambaShape {
         channels,
         d_state,
         x: row,
         dt: row,
-        b: StridedRows { stride: 80, at: 48 },
-        c: StridedRows { stride: 80, at: 64 },
-        gate: Some(StridedRows { stride: 2 * channels, at: channels }),
+        b: ColumnRange { stride: 80, at: 48 },
+        c: ColumnRange { stride: 80, at: 64 },
+        gate: Some(ColumnRange { stride: 2 * channels, at: channels }),
         out: row,
-        states: StridedStates { n_slots: 4, stride: (d_state + 3) * channels, at: 3 * channels },
+        states: StateRange { n_slots: 4, stride: (d_state + 3) * channels, at: 3 * channels },
     };
     vec![shape.key()]
 }

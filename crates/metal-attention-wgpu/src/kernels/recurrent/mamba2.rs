@@ -1,6 +1,6 @@
 //! The state space of Mamba-2 (arXiv 2405.21060), with its gate.
 
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use super::heads::{HeadShape, HeadTile};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -20,17 +20,17 @@ pub struct Mamba2Shape {
     /// Elements of a head's input.
     pub head_dim: usize,
     /// Inputs `[n_head, head_dim]`, then B `[n_group, d_state]` and C `[n_group, d_state]`.
-    pub x: StridedRows,
+    pub x: ColumnRange,
     /// B and C, if they are elsewhere and not convolved.
-    pub bc: Option<StridedRows>,
+    pub bc: Option<ColumnRange>,
     /// Step sizes before bias and softplus, `[n_head]`.
-    pub dt: StridedRows,
+    pub dt: ColumnRange,
     /// The gate, whose SiLU multiplies the results, `[n_head, head_dim]`; `None`: there is none.
-    pub gate: Option<StridedRows>,
+    pub gate: Option<ColumnRange>,
     /// Results, `[n_head, head_dim]`.
-    pub out: StridedRows,
+    pub out: ColumnRange,
     /// States, `[n_head, d_state, head_dim]`.
-    pub states: StridedStates,
+    pub states: StateRange,
 }
 
 /// The convolution before the recurrence in [`mamba2_step`].
@@ -267,12 +267,12 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         n_group,
         d_state,
         head_dim,
-        x: StridedRows { stride: inner + channels + n_head, at: inner },
+        x: ColumnRange { stride: inner + channels + n_head, at: inner },
         bc: None,
-        dt: StridedRows { stride: inner + channels + n_head, at: inner + channels },
-        gate: Some(StridedRows { stride: inner + channels + n_head, at: 0 }),
-        out: StridedRows::whole(inner),
-        states: StridedStates { n_slots: 4, stride: n_head * d_state * head_dim + 3 * channels, at: 0 },
+        dt: ColumnRange { stride: inner + channels + n_head, at: inner + channels },
+        gate: Some(ColumnRange { stride: inner + channels + n_head, at: 0 }),
+        out: ColumnRange::whole(inner),
+        states: StateRange { n_slots: 4, stride: n_head * d_state * head_dim + 3 * channels, at: 0 },
     };
     let step = Mamba2Step { width: 4, bias: true, convolution_at: shape.state_elements() };
     let whole = shape.head().whole_anywhere((step.width - 1) * (2 * d_state + head_dim), 1);

@@ -6,7 +6,7 @@
 //! and writes is given by segments ([`segment_words`], `segments.wgsl`).
 //!
 //! States are F32, `[n_slots, elements]`. Slot 0 is the state before the first token: zeros, never written. A kernel's
-//! part of a layer's state begins at the same element of every slot ([`StridedStates`]).
+//! part of a layer's state begins at the same element of every slot ([`StateRange`]).
 
 mod bindings;
 mod convolution;
@@ -21,7 +21,7 @@ mod rwkv7;
 mod segments;
 mod token_shift;
 
-pub use bindings::{StridedRows, StridedStates};
+pub use bindings::{ColumnRange, StateRange};
 pub use convolution::{ConvolutionBuffers, ConvolutionShape, convolution, convolution_twin};
 pub use delta_rule::{
     DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers, DeltaRuleToken,

@@ -1,6 +1,6 @@
 //! The recurrence of RWKV-6 (Finch, arXiv 2404.05892), alone and with what surrounds it.
 
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use super::heads::{HeadShape, HeadTile, MOST_BLOCK};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -19,17 +19,17 @@ pub struct Rwkv6Shape {
     /// Elements of a value.
     pub value_dim: usize,
     /// Receptances, `[n_head, key_dim]`.
-    pub r: StridedRows,
+    pub r: ColumnRange,
     /// Keys, `[n_head, key_dim]`.
-    pub k: StridedRows,
+    pub k: ColumnRange,
     /// Values, `[n_head, value_dim]`.
-    pub v: StridedRows,
+    pub v: ColumnRange,
     /// The factor on each row of the state, `[n_head, key_dim]`, from 0 to 1.
-    pub decay: StridedRows,
+    pub decay: ColumnRange,
     /// Results, `[n_head, value_dim]`.
-    pub out: StridedRows,
+    pub out: ColumnRange,
     /// States, `[n_head, key_dim, value_dim]`.
-    pub states: StridedStates,
+    pub states: StateRange,
 }
 
 /// The steps around the recurrence in [`rwkv6_mix`].
@@ -38,7 +38,7 @@ pub struct Rwkv6Mix {
     /// The form of the recurrence.
     pub output: Rwkv6Output,
     /// The gate, whose SiLU (in linear attention sigmoid) multiplies the results, `[n_head, value_dim]`.
-    pub gate: StridedRows,
+    pub gate: ColumnRange,
 }
 
 /// The form of RWKV-6's recurrence, and what follows it.
@@ -246,7 +246,7 @@ pub fn rwkv6_twin(token: &Rwkv6Token<'_>, bonus: &[f64], state: &mut [f64]) -> V
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (n_head, dim) = (32, 64);
-    let row = StridedRows::whole(n_head * dim);
+    let row = ColumnRange::whole(n_head * dim);
     let shape = Rwkv6Shape {
         n_head,
         key_dim: dim,
@@ -256,7 +256,7 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         v: row,
         decay: row,
         out: row,
-        states: StridedStates { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
+        states: StateRange { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
     };
     let mut keys = vec![shape.key(None, shape.head().scan())];
     let mix = Rwkv6Mix { output: Rwkv6Output::Normed { eps: 64e-5 }, gate: row };

@@ -1,6 +1,6 @@
 //! The recurrence of RWKV-7 (Goose, arXiv 2503.14456), alone and with what surrounds it.
 
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use super::heads::{HeadShape, HeadTile, MOST_BLOCK};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
@@ -19,21 +19,21 @@ pub struct Rwkv7Shape {
     /// Elements of a value.
     pub value_dim: usize,
     /// Receptances, `[n_head, key_dim]`.
-    pub r: StridedRows,
+    pub r: ColumnRange,
     /// The factor on each row of the state, `[n_head, key_dim]`, from 0 to 1.
-    pub decay: StridedRows,
+    pub decay: ColumnRange,
     /// Keys, `[n_head, key_dim]`.
-    pub k: StridedRows,
+    pub k: ColumnRange,
     /// Values, `[n_head, value_dim]`.
-    pub v: StridedRows,
+    pub v: ColumnRange,
     /// The negative of the normalised key that is removed from the state, `[n_head, key_dim]`.
-    pub a: StridedRows,
+    pub a: ColumnRange,
     /// The normalised key times the learning rates, `[n_head, key_dim]`.
-    pub b: StridedRows,
+    pub b: ColumnRange,
     /// Results, `[n_head, value_dim]`.
-    pub out: StridedRows,
+    pub out: ColumnRange,
     /// States, `[n_head, key_dim, value_dim]`.
-    pub states: StridedStates,
+    pub states: StateRange,
 }
 
 /// The steps around the recurrence in [`rwkv7_mix`].
@@ -42,9 +42,9 @@ pub struct Rwkv7Mix {
     /// Epsilon of the norm of each head's result; `None`: there is no norm.
     pub norm_eps: Option<f32>,
     /// The first layer's values, and their share in this layer's before bias and sigmoid, `[n_head, value_dim]` each.
-    pub residual: Option<[StridedRows; 2]>,
+    pub residual: Option<[ColumnRange; 2]>,
     /// The gate that multiplies the results, `[n_head, value_dim]`; `None`: there is none.
-    pub gate: Option<StridedRows>,
+    pub gate: Option<ColumnRange>,
 }
 
 /// The buffers of [`rwkv7`]; their rows are those of [`Rwkv7Shape`].
@@ -221,7 +221,7 @@ pub fn rwkv7_twin(token: &Rwkv7Token<'_>, state: &mut [f64]) -> Vec<f64> {
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let (n_head, dim) = (32, 64);
-    let row = StridedRows::whole(n_head * dim);
+    let row = ColumnRange::whole(n_head * dim);
     let shape = Rwkv7Shape {
         n_head,
         key_dim: dim,
@@ -233,7 +233,7 @@ pub(crate) fn catalogue() -> Vec<PipelineKey> {
         a: row,
         b: row,
         out: row,
-        states: StridedStates { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
+        states: StateRange { n_slots: 4, stride: n_head * dim * (dim + 2), at: 2 * n_head * dim },
     };
     let mix = Rwkv7Mix { norm_eps: Some(64e-5), residual: Some([row; 2]), gate: Some(row) };
     let mut keys = vec![shape.key(None, shape.head(false).scan())];

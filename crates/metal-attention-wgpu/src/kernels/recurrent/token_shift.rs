@@ -1,6 +1,6 @@
 //! RWKV's token shift: each token's row mixed with that of the token before, by several sets of factors.
 
-use super::bindings::{self, Bindings, RecurrentBinding, StridedRows, StridedStates};
+use super::bindings::{self, Bindings, ColumnRange, RecurrentBinding, StateRange};
 use crate::arena::Bind;
 use crate::device::WgpuDevice;
 use crate::dispatch::{Dispatch, GridExtent};
@@ -21,11 +21,11 @@ pub struct TokenShiftShape {
     /// Results of each token, 1 to 6.
     pub n_out: usize,
     /// Inputs, `[channels]`.
-    pub x: StridedRows,
+    pub x: ColumnRange,
     /// The addition of each token to the factors, `[n_out, channels]`; `None`: nothing.
-    pub mu_of_tokens: Option<StridedRows>,
+    pub mu_of_tokens: Option<ColumnRange>,
     /// The row of the last token, `[channels]`.
-    pub states: StridedStates,
+    pub states: StateRange,
     /// Whether the state is replaced by the batch's last row. Not if another shift of the same batch still reads it.
     pub advance: bool,
 }
@@ -57,7 +57,7 @@ impl TokenShiftShape {
             ("state", RecurrentBinding::States(self.states, self.channels)),
         ];
         bindings.extend(self.mu_of_tokens.map(|rows| ("mu_of", RecurrentBinding::Rows(rows, n_mu))));
-        let out = RecurrentBinding::Results(StridedRows::whole(self.channels), self.channels);
+        let out = RecurrentBinding::Results(ColumnRange::whole(self.channels), self.channels);
         bindings.extend(OUT.iter().take(self.n_out).map(|&name| (name, out)));
         bindings
     }
@@ -106,9 +106,9 @@ pub fn token_shift_twin(x: &[f64], mu: &[f64], before: &mut Vec<f64>) -> Vec<f64
 
 pub(crate) fn catalogue() -> Vec<PipelineKey> {
     let channels = 2048;
-    let states = StridedStates { n_slots: 4, stride: channels * 66, at: 0 };
-    let mu_of_tokens = Some(StridedRows::whole(6 * channels));
+    let states = StateRange { n_slots: 4, stride: channels * 66, at: 0 };
+    let mu_of_tokens = Some(ColumnRange::whole(6 * channels));
     let shape =
-        TokenShiftShape { channels, n_out: 6, x: StridedRows::whole(channels), mu_of_tokens, states, advance: true };
+        TokenShiftShape { channels, n_out: 6, x: ColumnRange::whole(channels), mu_of_tokens, states, advance: true };
     vec![shape.key()]
 }

@@ -3,8 +3,8 @@
 use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
-    ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep, DeltaRuleStepBuffers,
-    DeltaRuleToken, GateActivation, KeyHeads, StridedRows, StridedStates, convolution_twin, delta_rule,
+    ColumnRange, ConvolutionShape, DecayGranularity, DeltaRuleBuffers, DeltaRuleShape, DeltaRuleStep,
+    DeltaRuleStepBuffers, DeltaRuleToken, GateActivation, KeyHeads, StateRange, convolution_twin, delta_rule,
     delta_rule_step, delta_rule_twin,
 };
 use metal_attention_wgpu::{Bind, GridExtent};
@@ -34,9 +34,9 @@ fn shape((n_head, n_key_head, key_dim, value_dim, by_channel): (usize, usize, us
         scale: if key_dim == 9 { 0.3 } else { 1.5 },
         x: rows_at(channels),
         decay: rows_at(n_decay),
-        beta: StridedRows { stride: n_head, at: 0 },
+        beta: ColumnRange { stride: n_head, at: 0 },
         out: rows_at(n_head * value_dim),
-        states: StridedStates { n_slots: 1, stride: 0, at: 0 },
+        states: StateRange { n_slots: 1, stride: 0, at: 0 },
     }
 }
 
@@ -80,7 +80,7 @@ fn delta_rules_match_their_twin() {
                     let matrices = of.state_elements();
                     let kept = if fused { 3 * channels } else { 0 };
                     let (states_at, before) = states(kept + matrices);
-                    let of = DeltaRuleShape { states: StridedStates { at: states_at.at + kept, ..states_at }, ..of };
+                    let of = DeltaRuleShape { states: StateRange { at: states_at.at + kept, ..states_at }, ..of };
                     let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                     let [gx, gd, gb, ga, gbias] = [&x, &decay, &beta, &a, &decay_bias].map(upload);
                     let gs = upload(&before);

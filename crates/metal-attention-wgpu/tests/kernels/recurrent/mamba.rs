@@ -3,8 +3,8 @@
 use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, words_of};
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_wgpu::kernels::{
-    ConvolutionShape, Mamba2Buffers, Mamba2HeadWeights, Mamba2Shape, Mamba2Step, Mamba2StepBuffers, MambaBuffers,
-    MambaShape, MambaToken, StridedRows, StridedStates, convolution_twin, mamba, mamba_twin, mamba2, mamba2_step,
+    ColumnRange, ConvolutionShape, Mamba2Buffers, Mamba2HeadWeights, Mamba2Shape, Mamba2Step, Mamba2StepBuffers,
+    MambaBuffers, MambaShape, MambaToken, StateRange, convolution_twin, mamba, mamba_twin, mamba2, mamba2_step,
     mamba2_twin,
 };
 use metal_attention_wgpu::{Bind, GridExtent};
@@ -48,11 +48,11 @@ fn mamba2_matches_its_twin() {
                         d_state,
                         head_dim,
                         x: x_at,
-                        bc: own_bc.then_some(StridedRows { at: x_at.at + n_out, ..x_at }),
+                        bc: own_bc.then_some(ColumnRange { at: x_at.at + n_out, ..x_at }),
                         dt: dt_at,
                         gate: gated.then_some(row_at),
                         out: row_at,
-                        states: StridedStates { at: states_at.at + kept, ..states_at },
+                        states: StateRange { at: states_at.at + kept, ..states_at },
                     };
                     let upload = |v: &Vec<f32>| gpu.upload("x", v).unwrap();
                     let [gx, gdt, ga, gd, gbias, gg, gs] = [&x, &dt, &a, &d, &dt_bias, &gate, &before].map(upload);

@@ -4,8 +4,8 @@ use super::{batches, check, n_runs, n_tokens, row, rows_at, silu, states, wide, 
 use crate::support::{poisoned, random, run, variants};
 use metal_attention_model::NormKind;
 use metal_attention_wgpu::kernels::{
-    GroupNormShape, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape, Rwkv6Token, Rwkv7Buffers,
-    Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, StridedRows, group_norm_twin, rwkv6, rwkv6_mix, rwkv6_twin,
+    ColumnRange, GroupNormShape, Rwkv6Buffers, Rwkv6Mix, Rwkv6MixBuffers, Rwkv6Output, Rwkv6Shape, Rwkv6Token,
+    Rwkv7Buffers, Rwkv7Mix, Rwkv7MixBuffers, Rwkv7Shape, Rwkv7Token, group_norm_twin, rwkv6, rwkv6_mix, rwkv6_twin,
     rwkv7, rwkv7_mix, rwkv7_twin,
 };
 use metal_attention_wgpu::{Bind, GridExtent};
@@ -24,7 +24,7 @@ fn fraction(x: &[f64]) -> Vec<f64> {
 
 /// A layer norm of a head.
 fn normed(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
-    let at = StridedRows::whole(x.len());
+    let at = ColumnRange::whole(x.len());
     let (n, kind) = (x.len(), NormKind::Layer);
     let of = GroupNormShape { n, groups: 1, kind, eps: 1e-3, of_groups: true, bias: true, x: at, gate: None, out: at };
     group_norm_twin(&of, x, weight, Some(bias), &[])

@@ -2,7 +2,7 @@
 
 use super::{batches, check, n_runs, n_tokens, row, rows_at, states, wide, words_of};
 use crate::support::{gpu, poisoned, random, run};
-use metal_attention_wgpu::kernels::{StridedRows, TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
+use metal_attention_wgpu::kernels::{ColumnRange, TokenShiftBuffers, TokenShiftShape, token_shift, token_shift_twin};
 use metal_attention_wgpu::{Bind, GridExtent};
 
 #[test]
@@ -64,7 +64,7 @@ fn token_shifts_match_their_twin() {
                 };
                 let what = format!("{of:?}, result {j}");
                 let after = (&gs, states_at, channels, &before[..]);
-                check(gpu, &what, &segments, (&out[j], StridedRows::whole(channels), channels), after, &twin, 1e-12);
+                check(gpu, &what, &segments, (&out[j], ColumnRange::whole(channels), channels), after, &twin, 1e-12);
             }
         }
     }
