@@ -119,7 +119,7 @@ mod gpu {
     };
     use metal_attention::kernels::wgpu::ComputePassDescriptor;
     use metal_attention::kernels::{
-        Arena, BatchBuffer, Dispatch, StepSize, WgpuDevice, WgpuError, WgpuMatrix, WgpuOptions, batch_words,
+        Arena, BatchBuffer, BatchDims, Dispatch, WgpuDevice, WgpuError, WgpuMatrix, WgpuOptions, batch_words,
     };
     use metal_attention_model::{CacheType, PAGE, Rope, RopeLayout};
 
@@ -142,8 +142,8 @@ mod gpu {
         attention(criterion, &gpu).expect("the kernels run");
     }
 
-    /// The duration of `times` repetitions of `dispatches`, submitted without waiting in between.
-    fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], size: StepSize, times: u64) -> Duration {
+    /// `times` repetitions of `dispatches`, queued without a wait in between.
+    fn time(gpu: &WgpuDevice, dispatches: &[Dispatch], size: BatchDims, times: u64) -> Duration {
         let start = Instant::now();
         let mut left = times;
         let mut submission = None;
@@ -225,7 +225,7 @@ mod gpu {
             qkv: &qkv,
             rope: &rope,
             qk_norm: None,
-            of_heads: None,
+            head_params: None,
             keys: &keys,
             values: &values,
             att: &att,
@@ -250,8 +250,7 @@ mod gpu {
         Ok(())
     }
 
-    /// The size of a step of `n_tokens` tokens, the first at position `pos`.
-    fn size(n_tokens: usize, pos: usize) -> StepSize {
-        StepSize { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_runs: 1, n_splits: n_splits(pos) }
+    fn size(n_tokens: usize, pos: usize) -> BatchDims {
+        BatchDims { n_tokens: n_tokens as u32, n_wanted: n_tokens as u32, n_runs: 1, n_splits: n_splits(pos) }
     }
 }

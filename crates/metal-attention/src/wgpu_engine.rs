@@ -61,7 +61,7 @@ fn pass_options(options: &EngineOptions, n_ctx: usize) -> WgpuForwardPassOptions
         n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
         cache_type: options.cache_type,
         exact: options.exact,
-        layers_at_once: None,
+        persistent_workgroups: None,
         layers_in_a_buffer: usize::MAX,
     }
 }
@@ -78,5 +78,5 @@ fn log(pass: &WgpuForwardPass) {
     let pages = pass.cache_pages();
     tracing::info!("KV cache: {} for {}", mib(memory.kv_cache), room(pages));
     tracing::info!("scratch: {}", mib(memory.scratch));
-    tracing::info!("pipelines: {}", gpu.pso().len());
+    tracing::info!("pipelines: {}", gpu.pipelines().len());
 }

@@ -1,4 +1,5 @@
-//! Snapshots of sequences: copies blocks of the KV cache from the GPU to main memory and back.
+//! Snapshots of sequences: copies blocks (KV pages, recurrent states) between GPU and host memory. The bytes of a block
+//! are those of all layers one after the other.
 
 use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
 
@@ -6,10 +7,11 @@ use super::WgpuForwardPass;
 use crate::arena::runs;
 use crate::{Readback, Slice, WgpuError};
 
-/// Bytes that are read at once at most, unless a layer alone has more.
+/// Most bytes that one submission copies to the host, unless a single layer's part of a block has more.
 const AT_ONCE: u64 = 64 << 20;
 
 impl WgpuForwardPass {
+    /// The slices of GPU memory that make up a block, in the order of its bytes.
     fn parts_of(&self, block: Block) -> Vec<Slice> {
         match block {
             Block::Page { group, page } => self.cache.of_page(group, page).collect(),
@@ -49,7 +51,7 @@ impl WgpuForwardPass {
             self.gpu.write_with(part, part.size(), |view| view.copy_from_slice(own));
             bytes = rest;
         }
-        // What is written waits in memory until something is submitted and done.
+        // wgpu keeps written data in staging buffers until a submission is done: submit now, so that they are freed.
         let submission = self.gpu.submit(self.gpu.encoder());
         self.gpu.wait(Some(submission))
     }

@@ -317,7 +317,7 @@ mod on_gpu {
             let limit = if rounded { 1e-4 } else { case.limit() };
             case.compare("GPU", &case.logits(&mut pass), &want, limit);
         }
-        println!("{n} models, {} pipelines", gpu.pso().len());
+        println!("{n} models, {} pipelines", gpu.pipelines().len());
     }
 }
 
