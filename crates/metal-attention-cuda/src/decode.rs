@@ -17,12 +17,12 @@ use metal_attention_model::{CacheType, ModelSpec};
 use crate::CudaError;
 use crate::activations::Activations;
 use crate::device::{CudaBuffer, CudaDevice, CudaSummary, Kernel};
-use crate::sharding::Shard;
 use crate::exchange::Exchange;
 use crate::ids::ChosenIds;
 use crate::kv_cache::CudaKvCache;
 use crate::launch::{LaunchGrid, LaunchOrder};
 use crate::runner::TokenOutput;
+use crate::sharding::Shard;
 use crate::weights::{CudaAttention, CudaWeights};
 use args::{
     CONSUMER_WARPS, COPIES, DecodeArgs, DecodeOnRanksArgs, LayerArgs, MAX_VOCAB, OpArgs, OpIndex, OpKind,

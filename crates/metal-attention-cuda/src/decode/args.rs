@@ -9,9 +9,9 @@ use super::layers::{DecodeLayer, OpMatrix};
 use crate::args::{ExchangeArgs, HeadArgs, MatrixArgs, PagesArgs, RouteArgs};
 use crate::device::CudaBuffer;
 use crate::kv_cache::CudaKvCache;
-use crate::matrix::{WeightLayout, PANEL, TILE};
-use crate::stack::CudaStack;
+use crate::matrix::{PANEL, TILE, WeightLayout};
 use crate::runner::route_args;
+use crate::stack::CudaStack;
 
 /// Consumer warps of a block: `CONSUMER_WARPS` of `decode.cuh`.
 pub(super) const CONSUMER_WARPS: usize = 8;

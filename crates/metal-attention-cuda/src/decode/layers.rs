@@ -14,9 +14,9 @@ use metal_attention_model::{Activation, Residual};
 
 use super::args::OpKind;
 use crate::device::CudaBuffer;
-use crate::matrix::{CudaMatrix, WeightLayout, PANEL, TILE};
-use crate::support::AttentionKernels;
+use crate::matrix::{CudaMatrix, PANEL, TILE, WeightLayout};
 use crate::stack::CudaStack;
+use crate::support::AttentionKernels;
 use crate::weights::{
     CudaAttention, CudaDense, CudaEmbedding, CudaExperts, CudaFeedForward, CudaLayer, CudaMixer, CudaNorm,
 };

@@ -4,7 +4,7 @@
 use super::args::{CONSUMER_WARPS, HEADS_PER_UNIT, OpKind, SMALL_OP_FLOATS, SUMS_STRIDE, WorkSplit, records_per_stage};
 use super::layers::{DecodeLayer, OpMatrix, max_rows};
 use crate::device::CudaSummary;
-use crate::matrix::{WeightLayout, PANEL, TILE};
+use crate::matrix::{PANEL, TILE, WeightLayout};
 
 /// Stages of a warp's ring at most: more gain nothing.
 const MAX_STAGES: usize = 16;

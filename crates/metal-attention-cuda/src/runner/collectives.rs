@@ -31,7 +31,9 @@ impl ModelRunner {
     /// Counts the exchanges of the forward pass on the device, so that the tags of the next pass differ. The last launch of a
     /// pass.
     pub(super) fn count_exchanges(&mut self) -> Result<(), CudaError> {
-        let Some(args) = self.exchange.as_ref().map(Exchange::count_args).filter(|args| args.n > 0) else { return Ok(()) };
+        let Some(args) = self.exchange.as_ref().map(Exchange::count_args).filter(|args| args.n > 0) else {
+            return Ok(());
+        };
         self.launch("count_exchanges", "", LaunchGrid { blocks: [1, 1, 1], threads: 32, shared: 0 }, &args)
     }
 

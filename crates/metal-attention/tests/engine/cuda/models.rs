@@ -22,7 +22,7 @@ fn has_cuda() -> bool {
         Err(why) => why.to_string(),
     };
     assert!(std::env::var_os("METAL_ATTENTION_TEST_CUDA").is_none(), "{why}");
-    metal_attention_testing::skip(&why.to_string());
+    metal_attention_testing::skip(&why);
     false
 }
 
@@ -382,7 +382,8 @@ fn experts_go_through_one_launch() {
         let model = random_model(&crate::toys::metadata(architecture, 3, &all), ty, 1.0);
         let pass = |persistent_kernel_limit| {
             let persistent_kernel_limit = Some(persistent_kernel_limit);
-            let options = CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_limit, ..Default::default() };
+            let options =
+                CudaForwardPassOptions { n_ctx: 256, exact: true, persistent_kernel_limit, ..Default::default() };
             CudaForwardPass::new(Arc::clone(&gpu), model.spec().clone(), model.weights(), &options).expect("a pass")
         };
         let (mut one, mut several) = (pass(usize::MAX), pass(0));
