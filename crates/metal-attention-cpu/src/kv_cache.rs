@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use half::f16;
 pub use metal_attention_model::CacheType;
-use metal_attention_model::{Cached, PAGE, PageCopy};
+use metal_attention_model::{KvShape, PAGE, PageCopy};
 
 use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd};
@@ -115,8 +115,8 @@ pub(crate) struct Places {
 
 impl<E: Element> LayerCache<E> {
     /// A zeroed cache of the pages of `group`. `None` when there is no memory for it.
-    pub(crate) fn new(group: usize, n_pages: usize, cached: Cached) -> Option<Self> {
-        let Cached { n_head_kv, key_dim, value_dim } = cached;
+    pub(crate) fn new(group: usize, n_pages: usize, cached: KvShape) -> Option<Self> {
+        let KvShape { n_head_kv, key_dim, value_dim } = cached;
         let places = Places { n_head_kv, key_dim, value_dim };
         Some(Self {
             keys: zeroed(n_pages.checked_mul(places.page_keys())?)?,
@@ -264,8 +264,8 @@ impl Places {
     }
 
     /// Bytes of a page for elements of so many bytes.
-    pub(crate) fn page_bytes(cached: Cached, element: usize) -> usize {
-        let Cached { n_head_kv, key_dim, value_dim } = cached;
+    pub(crate) fn page_bytes(cached: KvShape, element: usize) -> usize {
+        let KvShape { n_head_kv, key_dim, value_dim } = cached;
         PAGE * n_head_kv * (key_dim + padded(value_dim)) * element
     }
 

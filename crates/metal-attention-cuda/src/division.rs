@@ -98,7 +98,7 @@ fn divides_feed_forward(of: &FeedForward, w: &FeedForwardWeights, n_cards: usize
         (FeedForward::Experts(of), FeedForwardWeights::Experts(w)) => {
             let shared = of.shared.as_ref().zip(w.shared.as_ref()).is_none_or(|(of, w)| dense(&of.dense, w));
             // Norms of sums, and products with them, want them whole.
-            let at_once = of.own_norms.is_none() && of.latent.is_none();
+            let at_once = of.expert_norms.is_none() && of.latent.is_none();
             at_once && shared && w.experts.iter().all(|expert| dense(&of.expert, expert))
         }
         (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => false,

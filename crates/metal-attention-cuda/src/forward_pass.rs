@@ -6,8 +6,8 @@ use std::sync::Arc;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, Weights, check_wanted, highest, is_decode,
-    one_run_of_each, pieces,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, Weights, check_outputs, highest, is_decode,
+    micro_batches, one_run_per_sequence,
 };
 
 use crate::activations::{Activations, Widths};
@@ -299,10 +299,10 @@ impl CudaForwardPass {
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), wanted != Wanted::Hidden)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), wanted != Wanted::Hidden)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         let outcome = self.evaluate_parts(batch, wanted, trace, results);
         if outcome.is_err() {
             self.cache.pages.retract(batch);
@@ -323,9 +323,9 @@ impl CudaForwardPass {
             Wanted::Hidden => self.steps.s.n_tokens,
             Wanted::Logits | Wanted::TopK | Wanted::Id { advance: _ } => self.steps.s.n_wanted,
         };
-        let parts = pieces(&self.spec, batch, self.steps.s.n_tokens, most_wanted);
+        let parts = micro_batches(&self.spec, batch, self.steps.s.n_tokens, most_wanted);
         let parts: Vec<_> =
-            if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_of_each).collect() };
+            if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_per_sequence).collect() };
         for part in parts {
             gpu.check_watch()?;
             self.cache.append(part)?;
@@ -449,7 +449,7 @@ impl ForwardPass for CudaForwardPass {
     }
 
     fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.cache.pages.n_held(sequences)
+        self.cache.pages.pages_held(sequences)
     }
 
     fn kv_cache_bytes(&self) -> usize {
@@ -483,7 +483,7 @@ impl ForwardPass for CudaForwardPass {
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // Steps that are queued ahead do not pass through `evaluate`, which checks the others.
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), true)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
         if self.profiler.is_none() && batch.len() <= self.steps.s.n_wanted && is_decode(batch) {
             return self.decode_greedy(batch);
         }

@@ -41,12 +41,12 @@ impl CudaKvCache {
         groups: &CacheGroups,
         cache_type: CacheType,
     ) -> Result<Self, CudaError> {
-        let room = groups.room();
+        let room = groups.capacity();
         let most = room.n_positions().div_ceil(PAGE);
         let n_groups = groups.groups().len();
         let table = gpu.zeros("the page table", (4 * n_groups * room.n_seq * most) as u64)?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let Some(of) = layer.mixer.cached() else { return Ok(None) };
+            let Some(of) = layer.mixer.kv_shape() else { return Ok(None) };
             // Rows of latent attention are keys, of which values are a part.
             let value_dim = if layer.mixer.latent_attention().is_some() { 0 } else { of.value_dim };
             let page_bytes = [of.key_dim, value_dim].map(|dim| (PAGE * of.n_head_kv * dim * cache_type.bytes()) as u64);

@@ -17,7 +17,7 @@ impl CudaForwardPass {
         }
         // Where a step is in flight, this takes the pages that were reserved for it.
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         let outcome = self.cache.append(batch).and_then(|()| self.decode(batch));
         if outcome.is_err() {
             self.clear_lookahead();
@@ -30,7 +30,7 @@ impl CudaForwardPass {
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, CudaError> {
         self.steps.gpu.check_watch()?;
         let at_once = if batch.len() == 1 { self.tokens_at_once(batch[0].pos).max(1) } else { 1 };
-        while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, at_once) {
+        while let Some(steps) = self.lookahead.steps_to_submit(batch, &mut self.cache.pages, at_once) {
             if steps.start == 0 {
                 self.write_batch(batch)?;
             }
@@ -65,7 +65,7 @@ impl CudaForwardPass {
 
     /// Forgets every step in flight where they go on with sequence `seq`, which is about to become another.
     pub(crate) fn stop_lookahead_of(&mut self, seq: usize) {
-        if self.lookahead.goes_on_with(seq) {
+        if self.lookahead.continues_sequence(seq) {
             self.clear_lookahead();
         }
     }

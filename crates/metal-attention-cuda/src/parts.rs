@@ -101,7 +101,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
 }
 
 fn experts(of: &Experts) -> Result<(), &'static str> {
-    let Experts { n_expert, n_used, expert, biases: _, latent: _, router, own_norms: _, shared: _ } = of;
+    let Experts { n_expert, n_used, expert, biases: _, latent: _, router, expert_norms: _, shared: _ } = of;
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
     if *n_expert > MAX_EXPERTS || *n_used > MAX_CHOSEN || n_used > n_expert {
         return Err("that many experts");
@@ -247,7 +247,7 @@ pub(crate) fn mask_code(mask: Mask) -> (u32, u32) {
         Mask::Window(n) => (1, reach(n)),
         Mask::Chunk(n) => (2, reach(n)),
         Mask::Full => (3, 0),
-        Mask::Near(n) => (4, reach(n)),
+        Mask::SymmetricWindow(n) => (4, reach(n)),
     }
 }
 

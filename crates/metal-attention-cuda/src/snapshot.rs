@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
+use metal_attention_model::{
+    CacheBlock, CacheLayout, ForwardError, PageTable, SequenceCache, SequenceExtent, SnapshotError,
+};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, Readback};
@@ -13,23 +15,23 @@ const AT_ONCE: u64 = 16 << 20;
 
 impl CudaForwardPass {
     /// Where a block lies: buffers, bytes before it, and its bytes.
-    fn parts_of(&self, block: Block) -> Vec<(&CudaBuffer, u64, u64)> {
+    fn parts_of(&self, block: CacheBlock) -> Vec<(&CudaBuffer, u64, u64)> {
         match block {
-            Block::Page { group, page } => self.cache.of_page(group, page).collect(),
-            Block::State { slot } => self.states.of_slot(slot).collect(),
+            CacheBlock::Page { group, page } => self.cache.of_page(group, page).collect(),
+            CacheBlock::State { slot } => self.states.of_slot(slot).collect(),
         }
     }
 
     /// Bytes of a block.
-    pub(crate) fn block_bytes(&self, block: Block) -> u64 {
+    pub(crate) fn block_bytes(&self, block: CacheBlock) -> u64 {
         match block {
-            Block::Page { group, page: _ } => self.cache.page_bytes(group),
-            Block::State { slot: _ } => self.states.slot_bytes(),
+            CacheBlock::Page { group, page: _ } => self.cache.page_bytes(group),
+            CacheBlock::State { slot: _ } => self.states.slot_bytes(),
         }
     }
 
     /// Copies as many of `blocks` to pinned memory as it holds, at least one: their number and bytes.
-    fn read_some(&mut self, blocks: &[Block]) -> Result<(usize, &[u8]), CudaError> {
+    fn read_some(&mut self, blocks: &[CacheBlock]) -> Result<(usize, &[u8]), CudaError> {
         self.gpu().bind()?;
         let mut n = 0;
         let mut bytes = 0;
@@ -53,7 +55,7 @@ impl CudaForwardPass {
         Ok((n, self.blocks.insert(readback).read(bytes)?))
     }
 
-    fn write_parts(&self, block: Block, mut bytes: &[u8]) -> Result<(), CudaError> {
+    fn write_parts(&self, block: CacheBlock, mut bytes: &[u8]) -> Result<(), CudaError> {
         self.gpu().bind()?;
         for (buffer, start, n) in self.parts_of(block) {
             let (own, rest) = bytes.split_at(n as usize);
@@ -77,21 +79,21 @@ impl SequenceCache for CudaForwardPass {
         &self.cache.pages
     }
 
-    fn settle(&mut self) {
+    fn discard_lookahead(&mut self) {
         self.clear_lookahead();
     }
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.settle();
-        self.cache.pages.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.discard_lookahead();
+        self.cache.pages.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         bytes.copy_from_slice(self.read_some(&[block])?.1);
         Ok(())
     }
 
-    fn read_blocks(&mut self, mut blocks: &[Block], out: &mut dyn Write) -> Result<(), SnapshotError> {
+    fn read_blocks(&mut self, mut blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
         while !blocks.is_empty() {
             let (n, bytes) = self.read_some(blocks).map_err(ForwardError::from)?;
             out.write_all(bytes).map_err(SnapshotError::Write)?;
@@ -100,7 +102,7 @@ impl SequenceCache for CudaForwardPass {
         Ok(())
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
         Ok(self.write_parts(block, bytes)?)
     }
 }

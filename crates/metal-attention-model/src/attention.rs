@@ -31,7 +31,7 @@ pub struct AttentionSpec {
     /// Where keys and values come from.
     pub kv: KvSource,
     /// Queries grow with their position.
-    pub temperature: Option<Temperature>,
+    pub temperature: Option<QueryTemperature>,
     /// Whether the file must have biases on Q, K and V (Qwen 2); others may have them.
     pub qkv_bias: bool,
     /// Whether files of the family have one matrix for Q, K and V, `attn_qkv`. Either form is read.
@@ -79,7 +79,7 @@ pub enum Mask {
     /// All of its text.
     Full,
     /// Those of its text that are at most so far away.
-    Near(usize),
+    SymmetricWindow(usize),
 }
 
 impl Mask {
@@ -87,7 +87,7 @@ impl Mask {
     pub fn is_causal(self) -> bool {
         match self {
             Self::Causal | Self::Window(_) | Self::Chunk(_) => true,
-            Self::Full | Self::Near(_) => false,
+            Self::Full | Self::SymmetricWindow(_) => false,
         }
     }
 
@@ -98,7 +98,9 @@ impl Mask {
             Self::Window(window) => (pos + 1).saturating_sub(window)..pos + 1,
             Self::Chunk(len) => pos / len * len..pos + 1,
             Self::Full => 0..n,
-            Self::Near(distance) => pos.saturating_sub(distance)..n.min(pos.saturating_add(distance).saturating_add(1)),
+            Self::SymmetricWindow(distance) => {
+                pos.saturating_sub(distance)..n.min(pos.saturating_add(distance).saturating_add(1))
+            }
         }
     }
 }
@@ -167,7 +169,7 @@ pub enum KvSource {
 
 /// Queries at position `p` are multiplied by `1 + scale * ln(1 + floor((p + offset) / length))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Temperature {
+pub struct QueryTemperature {
     /// Growth.
     pub scale: f32,
     /// Positions of a step.
@@ -176,7 +178,7 @@ pub struct Temperature {
     pub offset: usize,
 }
 
-impl Temperature {
+impl QueryTemperature {
     /// The factor at position `pos`.
     pub fn factor(&self, pos: usize) -> f32 {
         let steps = (pos + self.offset) / self.length;
@@ -207,7 +209,7 @@ pub struct LatentAttentionSpec {
     /// Epsilon of the RMSNorm of compressed queries, and of that of `c`.
     pub eps: f32,
     /// Queries grow with their position.
-    pub temperature: Option<Temperature>,
+    pub temperature: Option<QueryTemperature>,
     /// Whether files of the family have each head's expansions to keys and to values in one matrix, `attn_kv_b`. Either form
     /// is read.
     pub fused_expansions: bool,

@@ -17,7 +17,7 @@ pub enum BatchKind {
 
 /// How many are a few on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AFew {
+pub struct FewLimits {
     /// Sequences that are decoded side by side.
     pub sequences: usize,
     /// Tokens of other batches.
@@ -26,14 +26,14 @@ pub struct AFew {
 
 impl BatchKind {
     /// The kind of `batch`.
-    pub fn of(batch: &[BatchToken], few: AFew) -> Self {
+    pub fn of(batch: &[BatchToken], few: FewLimits) -> Self {
         let n = batch.len();
         let sequences = n > 1 && n <= few.sequences && Phase::of(batch) == Phase::Decode;
-        if sequences { Self::Sequences } else { Self::of_text(n, few) }
+        if sequences { Self::Sequences } else { Self::of_n_tokens(n, few) }
     }
 
     /// The kind of a batch of `n_tokens` tokens of one sequence.
-    pub fn of_text(n_tokens: usize, few: AFew) -> Self {
+    pub fn of_n_tokens(n_tokens: usize, few: FewLimits) -> Self {
         match n_tokens {
             1 => Self::One,
             n if n <= few.tokens => Self::Few,
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn sequences_side_by_side_are_told_from_texts() {
-        let few = AFew { sequences: 2, tokens: 4 };
+        let few = FewLimits { sequences: 2, tokens: 4 };
         let batch = |seqs: &[usize]| {
             let token = |(i, &seq)| BatchToken { id: 0, seq, pos: i, logits: true };
             BatchKind::of(&seqs.iter().enumerate().map(token).collect::<Vec<_>>(), few)

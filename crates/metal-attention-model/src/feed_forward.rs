@@ -79,14 +79,14 @@ pub struct Experts {
     /// How they are chosen.
     pub router: Router,
     /// Norms of their own beside those of the layer (Gemma 4): the experts' input is then the residual stream.
-    pub own_norms: Option<OwnNorms>,
+    pub expert_norms: Option<ExpertNorms>,
     /// What all tokens go through besides.
     pub shared: Option<SharedExpert>,
 }
 
 /// Norms around experts that lie beside a dense feed-forward (Gemma 4).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OwnNorms {
+pub struct ExpertNorms {
     /// Of the experts' input.
     pub input: Norm,
     /// Of their weighted sum.

@@ -285,7 +285,7 @@ pub fn check_batch(batch: &[BatchToken], n_vocab: usize, n_ctx: usize, n_past: &
 
 /// Checks a batch against what the model's tokens see and give: texts come whole where a token sees those after it, and
 /// logits are asked only of a model that has them.
-pub fn check_wanted(
+pub fn check_outputs(
     spec: &ModelSpec,
     batch: &[BatchToken],
     n_past: &dyn Fn(usize) -> usize,
@@ -379,7 +379,7 @@ mod tests {
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
         let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: pos >= 3 }).collect();
         let lengths = |n_ubatch, n_wanted| -> Vec<usize> {
-            pieces(&spec, &batch, n_ubatch, n_wanted).iter().map(|piece| piece.len()).collect()
+            micro_batches(&spec, &batch, n_ubatch, n_wanted).iter().map(|piece| piece.len()).collect()
         };
         assert_eq!(lengths(3, 9), [3, 3, 1]);
         assert_eq!(lengths(9, 2), [5, 2]);

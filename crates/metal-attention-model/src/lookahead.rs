@@ -37,7 +37,7 @@ impl<S> Lookahead<S> {
     /// where there are enough in flight, or no pages for more. The first one is `batch` itself. Others follow where `batch`
     /// [continues](Self::continues) what was read: a caller that gives back what it was given will do so again. Up to
     /// `at_once` of them are submitted together, behind as many that run.
-    pub fn wanted(&self, batch: &[BatchToken], pages: &mut PageTable, at_once: usize) -> Option<Range<usize>> {
+    pub fn steps_to_submit(&self, batch: &[BatchToken], pages: &mut PageTable, at_once: usize) -> Option<Range<usize>> {
         let ahead = self.in_flight.len();
         if ahead == 0 {
             return Some(0..1);
@@ -66,7 +66,7 @@ impl<S> Lookahead<S> {
     }
 
     /// Whether the steps in flight, or those to come, go on with sequence `seq`.
-    pub fn goes_on_with(&self, seq: usize) -> bool {
+    pub fn continues_sequence(&self, seq: usize) -> bool {
         self.next.iter().any(|token| token.seq == seq)
     }
 
@@ -115,7 +115,7 @@ mod tests {
     fn step(ahead: &mut Lookahead<usize>, pages: &mut PageTable, batch: &[BatchToken], at_once: usize) -> Vec<usize> {
         append(pages, batch);
         let mut submitted = Vec::new();
-        while let Some(steps) = ahead.wanted(batch, pages, at_once) {
+        while let Some(steps) = ahead.steps_to_submit(batch, pages, at_once) {
             for n in steps {
                 ahead.push(batch[0].pos + n);
                 submitted.push(n);
@@ -135,9 +135,9 @@ mod tests {
         assert_eq!(step(&mut ahead, &mut pages, &[token(7, 1)], 1), [0, 1, 2]);
         ahead.advance(&[token(7, 1)], &[9]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(9, 2)], 1), [2], "two are in flight already");
-        assert!(ahead.goes_on_with(0) && !ahead.goes_on_with(1));
+        assert!(ahead.continues_sequence(0) && !ahead.continues_sequence(1));
         assert_eq!(ahead.forget(&mut pages).collect::<Vec<_>>(), [3, 4]);
-        assert!(!ahead.goes_on_with(0));
+        assert!(!ahead.continues_sequence(0));
     }
 
     #[test]

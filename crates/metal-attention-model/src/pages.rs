@@ -1,13 +1,13 @@
 //! The KV cache as pages of positions that sequences share: which page holds what; and beside it the recurrent states.
 
-mod adopt;
+mod extent;
 mod pool;
 mod states;
 
 use crate::{BatchToken, CacheGroups, Capacity, ForwardError, check_batch};
-use pool::Pool;
+use pool::PagePool;
 pub use states::Segment;
-use states::States;
+use states::StateTable;
 
 /// Positions of a page.
 pub const PAGE: usize = 64;
@@ -31,11 +31,11 @@ pub struct PageUse {
 /// How full the room for recurrent states is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateUse {
-    /// States there is room for.
+    /// StateTable there is room for.
     pub total: usize,
-    /// States that are not there.
+    /// StateTable that are not there.
     pub free: usize,
-    /// States that no sequence goes on from: sequences can be cut back to them, and they give way where others need room.
+    /// StateTable that no sequence goes on from: sequences can be cut back to them, and they give way where others need room.
     pub checkpoints: usize,
 }
 
@@ -66,11 +66,11 @@ pub struct PageCopy {
 /// last token, and the ends of pages as far as there is room for them.
 #[derive(Debug, Clone)]
 pub struct PageTable {
-    room: Capacity,
+    capacity: Capacity,
     /// Of each group of layers; the first holds all positions.
-    pools: Vec<Pool>,
+    pools: Vec<PagePool>,
     /// Recurrent states, where layers keep some.
-    states: Option<States>,
+    states: Option<StateTable>,
     /// Length of each sequence.
     n_past: Vec<usize>,
 }
@@ -78,12 +78,12 @@ pub struct PageTable {
 impl PageTable {
     /// The pages of `groups`, all free, and empty sequences.
     pub fn new(groups: &CacheGroups) -> Self {
-        let room = groups.room();
+        let capacity = groups.capacity();
         Self {
-            room,
-            pools: groups.groups().iter().map(|&group| Pool::new(group, room.n_seq)).collect(),
-            states: groups.states().map(|states| States::new(states, room.n_seq)),
-            n_past: vec![0; room.n_seq],
+            capacity,
+            pools: groups.groups().iter().map(|&group| PagePool::new(group, capacity.n_seq)).collect(),
+            states: groups.states().map(|states| StateTable::new(states, capacity.n_seq)),
+            n_past: vec![0; capacity.n_seq],
         }
     }
 
@@ -110,7 +110,7 @@ impl PageTable {
 
     /// Whether the [`pages`](Self::pages) of sequence `seq` are all there and lie one after the other, in every group. Always
     /// so where the others are empty and were when it began, until a window has moved on.
-    pub fn in_order(&self, seq: usize) -> bool {
+    pub fn pages_are_contiguous(&self, seq: usize) -> bool {
         self.pools
             .iter()
             .all(|pool| pool.lists[seq].n_dropped == 0 && pool.pages(seq).windows(2).all(|pair| pair[1] == pair[0] + 1))
@@ -126,13 +126,13 @@ impl PageTable {
         let all = &self.pools[0];
         let reserved = |seq: usize| all.pages(seq).len() - self.n_past[seq].div_ceil(PAGE);
         let free = all.n_free() + (0..self.n_seq()).map(reserved).sum::<usize>();
-        let states = self.states.as_ref().map(States::usage).unwrap_or_default();
+        let states = self.states.as_ref().map(StateTable::usage).unwrap_or_default();
         PageUse { page_len: PAGE, total: all.group.n_pages, free, states }
     }
 
     /// How many of the pages that hold all positions different `sequences` hold together: those that several share count once, and
     /// reserved ones not at all.
-    pub fn n_held(&self, sequences: &[usize]) -> usize {
+    pub fn pages_held(&self, sequences: &[usize]) -> usize {
         let all = &self.pools[0];
         let mut shared = Vec::new();
         let mut n_own = 0;
@@ -154,7 +154,7 @@ impl PageTable {
     /// [`n_windows`](Capacity::n_windows) is less than there are sequences. What it lets through [`append`](Self::append)
     /// takes, whole or piece by piece.
     pub fn check(&self, batch: &[BatchToken], n_vocab: usize) -> Result<(), ForwardError> {
-        check_batch(batch, n_vocab, self.room.n_ctx, &self.n_past)?;
+        check_batch(batch, n_vocab, self.capacity.n_ctx, &self.n_past)?;
         let new = self.new_tokens(batch);
         for pool in &self.pools {
             let (needed, free) = (pool.pages_needed(&self.n_past, &new), pool.n_free());
@@ -167,9 +167,9 @@ impl PageTable {
 
     /// Where layers keep recurrent states: until another batch is begun, [`retract`](Self::retract) takes the sequences of
     /// `batch`, which is to be appended in pieces, back to what they are now.
-    pub fn begin(&mut self, batch: &[BatchToken]) {
+    pub fn begin_batch(&mut self, batch: &[BatchToken]) {
         if let Some(states) = &mut self.states {
-            states.hold(batch);
+            states.protect(batch);
         }
     }
 
@@ -195,7 +195,10 @@ impl PageTable {
             let n_past = self.n_past[seq];
             self.n_past[seq] += n;
             for (group, pool) in self.pools.iter_mut().enumerate() {
-                assert!(group == 0 || n <= self.room.step(), "{n} tokens of a sequence move its windows on at once");
+                assert!(
+                    group == 0 || n <= self.capacity.step(),
+                    "{n} tokens of a sequence move its windows on at once"
+                );
                 if is_partly_filled(n_past) && pool.holders(seq, n_past) > 1 {
                     let (from, to) = pool.replace(seq, n_past);
                     copies.push(PageCopy { group, from, to });
@@ -222,13 +225,13 @@ impl PageTable {
     /// token. False, and nothing has changed, where there are not so many pages, positions or slots, the page to be written to
     /// first is shared, or windows would move on so far that the last token could not be taken back.
     pub fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
-        if self.n_groups() > 1 && n >= self.room.step() {
+        if self.n_groups() > 1 && n >= self.capacity.step() {
             return false;
         }
         let mut new = vec![0; self.n_seq()];
         for &BatchToken { seq, .. } in batch {
             let n_past = self.n_past[seq];
-            if n_past + n > self.room.n_ctx || is_partly_filled(n_past) && self.pools[0].holders(seq, n_past) > 1 {
+            if n_past + n > self.capacity.n_ctx || is_partly_filled(n_past) && self.pools[0].holders(seq, n_past) > 1 {
                 return false;
             }
             new[seq] = n;

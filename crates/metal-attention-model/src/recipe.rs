@@ -35,7 +35,7 @@
 
 use metal_attention_gguf::{Metadata, TensorDecl, TensorType, Value};
 
-use Role::{Down, Gate, Key, Output, Query, Up, Value as Values};
+use MatrixRole::{Down, Gate, Key, Output, Query, Up, Value as Values};
 use TensorType::{
     BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0,
     Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
@@ -55,7 +55,7 @@ pub struct Recipe {
     head: TensorType,
     family: Family,
     /// The first that applies gives a matrix its type.
-    rules: &'static [Rule],
+    rules: &'static [TypeRule],
 }
 
 /// What recipes have in common besides their rules.
@@ -72,11 +72,11 @@ enum Family {
 }
 
 /// A type for the matrices of a role, in the places where the condition holds.
-type Rule = (Role, fn(&Place) -> bool, TensorType);
+type TypeRule = (MatrixRole, fn(&MatrixPosition) -> bool, TensorType);
 
 /// What a matrix is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum MatrixRole {
     Embedding,
     Head,
     Query,
@@ -92,7 +92,7 @@ enum Role {
 }
 
 /// Where a matrix is, and in what model.
-struct Place {
+struct MatrixPosition {
     /// The layer, counted from 0, and how many there are.
     layer: usize,
     n_layer: usize,
@@ -103,7 +103,7 @@ struct Place {
     falcon: bool,
 }
 
-impl Place {
+impl MatrixPosition {
     fn first(&self, n: usize) -> bool {
         self.layer < n
     }
@@ -132,28 +132,28 @@ impl Place {
     }
 }
 
-fn always(_: &Place) -> bool {
+fn always(_: &MatrixPosition) -> bool {
     true
 }
 
 /// `Q5_K` for the output of attention in models of 8 experts, in most recipes.
-const MIXTRAL: Rule = (Output, Place::mixtral, Q5_K);
+const MIXTRAL: TypeRule = (Output, MatrixPosition::mixtral, Q5_K);
 
-const GQA_4: fn(&Place) -> bool = |p| p.gqa_4;
+const GQA_4: fn(&MatrixPosition) -> bool = |p| p.gqa_4;
 
 /// Neither Falcon nor 8 experts: what rules for the output of attention are for.
-const DENSE: fn(&Place) -> bool = |p| !p.falcon && p.n_expert != 8;
+const DENSE: fn(&MatrixPosition) -> bool = |p| !p.falcon && p.n_expert != 8;
 
-const EARLY_BY_GUESS: fn(&Place) -> bool = |p| p.first_eighth() && !p.importance;
-const EARLY_BY_IMPORTANCE: fn(&Place) -> bool = |p| p.first_eighth() && p.importance;
+const EARLY_BY_GUESS: fn(&MatrixPosition) -> bool = |p| p.first_eighth() && !p.importance;
+const EARLY_BY_IMPORTANCE: fn(&MatrixPosition) -> bool = |p| p.first_eighth() && p.importance;
 
-const IQ4: &[Rule] = &[(Values, GQA_4, Q5_K), (Down, EARLY_BY_GUESS, Q5_K), MIXTRAL];
+const IQ4: &[TypeRule] = &[(Values, GQA_4, Q5_K), (Down, EARLY_BY_GUESS, Q5_K), MIXTRAL];
 /// Values and early down projections of the smallest recipes, and what 8 experts get there.
-const Q2_VALUES: Rule = (Values, always, Q2_K);
-const IQ3_VALUES: Rule = (Values, always, IQ3_S);
-const LOW_VALUES: Rule = (Values, |p| p.gqa_4 || p.n_expert >= 4, Q4_K);
-const LOW_KEYS: Rule = (Key, |p| p.n_expert == 8, Q4_K);
-const LOW_OUTPUT: Rule = (Output, |p| p.n_expert == 8, Q5_K);
+const Q2_VALUES: TypeRule = (Values, always, Q2_K);
+const IQ3_VALUES: TypeRule = (Values, always, IQ3_S);
+const LOW_VALUES: TypeRule = (Values, |p| p.gqa_4 || p.n_expert >= 4, Q4_K);
+const LOW_KEYS: TypeRule = (Key, |p| p.n_expert == 8, Q4_K);
+const LOW_OUTPUT: TypeRule = (Output, |p| p.n_expert == 8, Q5_K);
 
 #[rustfmt::skip]
 static RECIPES: &[Recipe] = &[
@@ -162,12 +162,12 @@ static RECIPES: &[Recipe] = &[
     mix("BF16", 32, BF16, &[]).head(BF16),
     mix("Q8_0", 7, Q8_0, &[]).head(Q8_0),
     mix("Q6_K", 18, Q6_K, &[]),
-    mix("Q5_K_M", 17, Q5_K, &[(Values, Place::more_bits, Q6_K), (Down, Place::more_bits, Q6_K)]),
+    mix("Q5_K_M", 17, Q5_K, &[(Values, MatrixPosition::more_bits, Q6_K), (Down, MatrixPosition::more_bits, Q6_K)]),
     mix("Q5_K_S", 16, Q5_K, &[]),
     mix("Q5_1", 9, Q5_1, &[]),
     mix("Q5_0", 8, Q5_0, &[(Down, EARLY_BY_IMPORTANCE, Q5_1)]),
     mix("Q4_K_M", 15, Q4_K, &[
-        (Values, Place::more_bits, Q6_K),
+        (Values, MatrixPosition::more_bits, Q6_K),
         (Down, |p| if p.falcon { p.first_sixteenth() } else { p.more_bits() }, Q6_K),
         (Down, |p| p.falcon && p.more_bits(), Q5_K),
         MIXTRAL,
@@ -184,7 +184,7 @@ static RECIPES: &[Recipe] = &[
     ]),
     mix("Q3_K_M", 12, Q3_K, &[
         (Values, |p| p.first(2), Q5_K), (Values, always, Q4_K),
-        (Down, Place::first_sixteenth, Q5_K), (Down, |p| !p.falcon || p.more_bits(), Q4_K),
+        (Down, MatrixPosition::first_sixteenth, Q5_K), (Down, |p| !p.falcon || p.more_bits(), Q4_K),
         (Output, DENSE, Q4_K), MIXTRAL,
     ]),
     mix("Q3_K_S", 11, Q3_K, &[MIXTRAL]),
@@ -197,7 +197,7 @@ static RECIPES: &[Recipe] = &[
     mix("IQ3_XS", 22, IQ3_S, &[
         (Values, GQA_4, Q4_K),
         (Query, always, IQ3_XXS), (Key, always, IQ3_XXS),
-        (Gate, Place::middle, IQ3_XXS), (Up, Place::middle, IQ3_XXS),
+        (Gate, MatrixPosition::middle, IQ3_XXS), (Up, MatrixPosition::middle, IQ3_XXS),
         MIXTRAL,
     ]),
     mix("IQ3_XXS", 23, IQ3_XXS, &[
@@ -211,22 +211,22 @@ static RECIPES: &[Recipe] = &[
         (Down, always, Q3_K),
         (Output, DENSE, Q3_K), MIXTRAL,
     ]),
-    mix("Q2_K_S", 21, Q2_K, &[(Values, GQA_4, Q4_K), (Down, Place::first_eighth, Q4_K)]),
+    mix("Q2_K_S", 21, Q2_K, &[(Values, GQA_4, Q4_K), (Down, MatrixPosition::first_eighth, Q4_K)]),
     mix("IQ2_M", 29, IQ2_S, &[
-        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, Place::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
+        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
     ]).low().embedding(IQ3_S),
     mix("IQ2_S", 28, IQ2_XS, &[
-        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, Place::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
+        LOW_VALUES, IQ3_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, IQ3_S), LOW_OUTPUT, (Output, always, IQ3_S),
     ]).low().embedding(IQ3_S),
-    mix("IQ2_XS", 20, IQ2_XS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT])
+    mix("IQ2_XS", 20, IQ2_XS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT])
         .low().embedding(Q2_K),
-    mix("IQ2_XXS", 19, IQ2_XXS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT])
+    mix("IQ2_XXS", 19, IQ2_XXS, &[LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT])
         .low().embedding(Q2_K),
     mix("IQ1_M", 31, IQ1_M, &[
-        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
+        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
     ]).low().embedding(Q2_K),
     mix("IQ1_S", 24, IQ1_S, &[
-        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, Place::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
+        LOW_VALUES, Q2_VALUES, LOW_KEYS, (Down, MatrixPosition::first_eighth, Q2_K), LOW_OUTPUT, (Output, always, IQ2_XXS),
     ]).low().embedding(Q2_K),
     mix("TQ2_0", 37, TQ2_0, &[]).embedding(Q4_K),
     mix("TQ1_0", 36, TQ1_0, &[]).embedding(Q4_K),
@@ -240,7 +240,7 @@ static RECIPES: &[Recipe] = &[
     plain("NVFP4", 39, NVFP4),
 ];
 
-const fn mix(name: &'static str, file_type: u32, base: TensorType, rules: &'static [Rule]) -> Recipe {
+const fn mix(name: &'static str, file_type: u32, base: TensorType, rules: &'static [TypeRule]) -> Recipe {
     Recipe { name, file_type, base, embedding: base, head: Q6_K, family: Family::Standard, rules }
 }
 
@@ -295,7 +295,7 @@ impl Recipe {
 
     /// Whether the type of `tensor` needs the importance of its columns, without which the result would be of no use.
     pub fn needs_importance(&self, tensor: &str, ty: TensorType) -> bool {
-        let table = matches!(role(tensor), Role::Embedding | Role::Head);
+        let table = matches!(role(tensor), MatrixRole::Embedding | MatrixRole::Head);
         !table
             && match ty {
                 IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS => true,
@@ -307,8 +307,8 @@ impl Recipe {
 
     /// The types of a model's `tensors`, whose own type is the one they have so far. What is not quantised keeps it.
     pub fn types(&self, metadata: &Metadata, tensors: &[TensorDecl], choices: &TypeChoices) -> Vec<TensorType> {
-        let model = Model::new(metadata, tensors);
-        let mut seen = Seen::default();
+        let model = ModelFacts::new(metadata, tensors);
+        let mut seen = RoleCounts::default();
         let mut types: Vec<_> = tensors.iter().map(|tensor| tensor.ty).collect();
         // By layer, then by name: rules count the matrices of a role in this order.
         let mut order: Vec<usize> = (0..tensors.len()).filter(|&i| is_quantized(&tensors[i], model.arch)).collect();
@@ -320,10 +320,16 @@ impl Recipe {
         types
     }
 
-    fn tensor(&self, tensor: &TensorDecl, model: &Model, seen: &mut Seen, choices: &TypeChoices) -> TensorType {
+    fn tensor(
+        &self,
+        tensor: &TensorDecl,
+        model: &ModelFacts,
+        seen: &mut RoleCounts,
+        choices: &TypeChoices,
+    ) -> TensorType {
         let role = role(&tensor.name);
-        let is_head = role == Role::Head || (role == Role::Embedding && model.tied);
-        if let Some(ty) = choices.embedding.filter(|_| role == Role::Embedding) {
+        let is_head = role == MatrixRole::Head || (role == MatrixRole::Embedding && model.tied);
+        if let Some(ty) = choices.embedding.filter(|_| role == MatrixRole::Embedding) {
             return ty;
         }
         if let Some(ty) = choices.head.filter(|_| is_head) {
@@ -344,12 +350,12 @@ impl Recipe {
             let expert = model.arch != "bailingmoe3" || matches!(role, Gate | Up | Down);
             return if stacked && expert { MXFP4 } else { Q8_0 };
         }
-        if role == Role::Embedding {
+        if role == MatrixRole::Embedding {
             return self.embedding;
         }
         let count = seen.next(role);
         let by_name = model.n_expert > 1 && self.family != Family::Low && matches!(role, Gate | Up | Down);
-        let place = Place {
+        let place = MatrixPosition {
             layer: if by_name { layer(&tensor.name).unwrap_or(0) } else { count },
             n_layer: if role == Values { model.n_values } else { model.n_layer },
             gqa_4: model.gqa >= 4,
@@ -384,7 +390,7 @@ pub struct TypeChoices {
 }
 
 /// What rules ask about a model.
-struct Model<'a> {
+struct ModelFacts<'a> {
     arch: &'a str,
     n_layer: usize,
     /// Matrices of values.
@@ -397,7 +403,7 @@ struct Model<'a> {
     tied: bool,
 }
 
-impl<'a> Model<'a> {
+impl<'a> ModelFacts<'a> {
     /// What the metadata does not say counts as 0: files that are no models have matrices, too.
     fn new(metadata: &'a Metadata, tensors: &[TensorDecl]) -> Self {
         let arch = metadata.str("general.architecture").ok().flatten().unwrap_or("");
@@ -425,23 +431,23 @@ impl<'a> Model<'a> {
             gqa: n_head.checked_div(n_head_kv).unwrap_or(0),
             n_expert,
             is_70b,
-            tied: !tensors.iter().any(|t| role(&t.name) == Role::Head),
+            tied: !tensors.iter().any(|t| role(&t.name) == MatrixRole::Head),
         }
     }
 }
 
 /// How many matrices of each role came before.
 #[derive(Default)]
-struct Seen([usize; 4]);
+struct RoleCounts([usize; 4]);
 
-impl Seen {
-    fn next(&mut self, role: Role) -> usize {
+impl RoleCounts {
+    fn next(&mut self, role: MatrixRole) -> usize {
         let count = match role {
             Values => &mut self.0[0],
             Down => &mut self.0[1],
             Gate => &mut self.0[2],
             Up => &mut self.0[3],
-            Role::Embedding | Role::Head | Query | Key | Output | Role::Other => return 0,
+            MatrixRole::Embedding | MatrixRole::Head | Query | Key | Output | MatrixRole::Other => return 0,
         };
         *count += 1;
         *count - 1
@@ -453,8 +459,8 @@ fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
-fn role(name: &str) -> Role {
-    const ROLES: [(&str, Role); 9] = [
+fn role(name: &str) -> MatrixRole {
+    const ROLES: [(&str, MatrixRole); 9] = [
         ("attn_qkv.weight", Values),
         ("attn_kv_b.weight", Values),
         ("attn_v.weight", Values),
@@ -466,17 +472,17 @@ fn role(name: &str) -> Role {
         ("ffn_down", Down),
     ];
     if name == "output.weight" {
-        return Role::Head;
+        return MatrixRole::Head;
     }
     if matches!(name, "token_embd.weight" | "per_layer_token_embd.weight") {
-        return Role::Embedding;
+        return MatrixRole::Embedding;
     }
-    ROLES.iter().find(|(part, _)| name.contains(part)).map_or(Role::Other, |&(_, role)| role)
+    ROLES.iter().find(|(part, _)| name.contains(part)).map_or(MatrixRole::Other, |&(_, role)| role)
 }
 
 /// Parts of the names of matrices that stay as they are: small ones, and those that work is done with other than
 /// products.
-const KEPT: &[&str] = &[
+const NOT_QUANTIZED: &[&str] = &[
     // Routers, and tables of experts by token.
     "ffn_gate_inp.weight",
     "ffn_gate_tid2eid.weight",
@@ -523,7 +529,7 @@ const KEPT: &[&str] = &[
 const AT_LEAST_8_BITS: [&str; 3] = ["attn_q_a", "attn_q_b", "nextn.eh_proj"];
 
 /// The same for one architecture.
-const KEPT_IN_GLM5_NEXT: &[&str] = &[
+const NOT_QUANTIZED_IN_GLM5_NEXT: &[&str] = &[
     "hc_",
     "indexer.attn_q_b",
     "indexer.attn_k",
@@ -540,13 +546,13 @@ const KEPT_IN_GLM5_NEXT: &[&str] = &[
     "attn_v_b.weight",
 ];
 
-/// Whether a tensor's numbers may be quantised: weights with rows, but neither norms nor what [`KEPT`] names.
+/// Whether a tensor's numbers may be quantised: weights with rows, but neither norms nor what [`NOT_QUANTIZED`] names.
 fn is_quantized(tensor: &TensorDecl, arch: &str) -> bool {
     let name = tensor.name.as_str();
     let has_rows = tensor.shape.iter().skip(1).any(|&n| n > 1);
     let kept = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
     let other = !matches!(name, "position_embd.weight" | "token_types.weight") && !name.contains("_norm.weight");
-    let kept = kept(KEPT) || (arch == "glm5-next" && kept(KEPT_IN_GLM5_NEXT));
+    let kept = kept(NOT_QUANTIZED) || (arch == "glm5-next" && kept(NOT_QUANTIZED_IN_GLM5_NEXT));
     has_rows && name.ends_with("weight") && other && !kept
 }
 

@@ -1,6 +1,6 @@
 //! Snapshots: what a cache keeps of a sequence, as bytes that can be read back into a cache of the same layout.
 //!
-//! A snapshot is a header (the cache's [layout](CacheLayout) and the sequence's [extent](Extent), little-endian) and then the
+//! A snapshot is a header (the cache's [layout](CacheLayout) and the sequence's [extent](SequenceExtent), little-endian) and then the
 //! sequence's blocks as they lie in the cache: the pages of each group of layers in order, and the recurrent states, the
 //! shortest beginning first. It is written and read block by block, so no second copy of a cache is in memory.
 
@@ -63,15 +63,15 @@ pub struct CacheLayout {
 
 impl CacheLayout {
     /// Bytes of a block.
-    pub fn bytes_of(&self, block: Block) -> u64 {
+    pub fn bytes_of(&self, block: CacheBlock) -> u64 {
         match block {
-            Block::Page { group, page: _ } => self.page_bytes[group],
-            Block::State { slot: _ } => self.state_bytes,
+            CacheBlock::Page { group, page: _ } => self.page_bytes[group],
+            CacheBlock::State { slot: _ } => self.state_bytes,
         }
     }
 
     /// Makes `bytes` as long as a block is.
-    fn make_room(&self, block: Block, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
+    fn make_room(&self, block: CacheBlock, bytes: &mut Vec<u8>) -> Result<(), SnapshotError> {
         let n = self.bytes_of(block) as usize;
         let more = n.saturating_sub(bytes.len());
         let no_memory = |_| ForwardError::OutOfMemory { what: "a page of the KV cache", bytes: n };
@@ -91,7 +91,7 @@ impl std::fmt::Display for CacheLayout {
 
 /// What a cache keeps of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Extent {
+pub struct SequenceExtent {
     /// Its tokens.
     pub n_tokens: usize,
     /// Of each group of layers: pages at its beginning that were given up, because no token to come sees them.
@@ -101,7 +101,7 @@ pub struct Extent {
     pub states: Vec<usize>,
 }
 
-impl Extent {
+impl SequenceExtent {
     /// The extent of an empty sequence in a cache of `n_groups` groups of layers.
     fn empty(n_groups: usize) -> Self {
         Self { n_tokens: 0, n_dropped: vec![0; n_groups], states: Vec::new() }
@@ -116,7 +116,7 @@ impl Extent {
 
 /// A piece of a cache that belongs to sequences as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Block {
+pub enum CacheBlock {
     /// A page of all layers of a group: those of each layer one after the other, its keys first.
     Page {
         /// The group.
@@ -140,16 +140,16 @@ pub trait SequenceCache {
     fn pages(&self) -> &PageTable;
 
     /// Forgets the steps that run ahead.
-    fn settle(&mut self);
+    fn discard_lookahead(&mut self);
 
-    /// [`PageTable::adopt`].
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError>;
+    /// [`PageTable::allocate`].
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError>;
 
     /// Copies a block out; `bytes` is as long as the layout says.
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError>;
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError>;
 
     /// Writes blocks to `out`, one after the other. A backend whose copies take longer to begin than to go on makes many at once.
-    fn read_blocks(&mut self, blocks: &[Block], out: &mut dyn Write) -> Result<(), SnapshotError> {
+    fn read_blocks(&mut self, blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
         let layout = self.layout();
         let mut bytes = Vec::new();
         for &block in blocks {
@@ -161,25 +161,25 @@ pub trait SequenceCache {
     }
 
     /// Copies a block in.
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError>;
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError>;
 }
 
 /// The header of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     layout: CacheLayout,
-    extent: Extent,
+    extent: SequenceExtent,
 }
 
 impl Snapshot {
     /// That of sequence `seq` as it is now.
-    pub fn of(cache: &mut dyn SequenceCache, seq: usize) -> Result<Self, SnapshotError> {
-        Self::of_first(cache, seq, usize::MAX)
+    pub fn of_sequence(cache: &mut dyn SequenceCache, seq: usize) -> Result<Self, SnapshotError> {
+        Self::of_prefix(cache, seq, usize::MAX)
     }
 
     /// That of its first `n` tokens, or of all where it has fewer; it can be cut back to them.
-    pub fn of_first(cache: &mut dyn SequenceCache, seq: usize, n: usize) -> Result<Self, SnapshotError> {
-        cache.settle();
+    pub fn of_prefix(cache: &mut dyn SequenceCache, seq: usize, n: usize) -> Result<Self, SnapshotError> {
+        cache.discard_lookahead();
         let extent = cache.pages().extent(seq)?.first(n);
         Ok(Self { layout: cache.layout(), extent })
     }
@@ -217,7 +217,7 @@ impl Snapshot {
         seq: usize,
         out: &mut dyn Write,
     ) -> Result<(), SnapshotError> {
-        cache.settle();
+        cache.discard_lookahead();
         let blocks = cache.pages().blocks(seq, &self.extent);
         cache.read_blocks(&blocks, out)
     }
@@ -240,7 +240,7 @@ impl Snapshot {
         // The ends of pages, where the last batch began, before the last token, and after it.
         let n_states = read_count(input, n_pages + 3, "it has too many recurrent states")?;
         let states = (0..n_states).map(|_| read_count(input, n_tokens, "a state is longer than the sequence"));
-        let extent = Extent { n_tokens, n_dropped, states: states.collect::<Result<_, _>>()? };
+        let extent = SequenceExtent { n_tokens, n_dropped, states: states.collect::<Result<_, _>>()? };
         Ok(Self { layout: CacheLayout { format, page_bytes, state_bytes }, extent })
     }
 
@@ -258,7 +258,7 @@ impl Snapshot {
 
     /// The same of the first `n` tokens alone, from which a sequence can [go on](Self::reachable). Blocks of the tokens after them are
     /// not read.
-    pub fn restore_first(
+    pub fn restore_prefix(
         &self,
         n: usize,
         cache: &mut dyn SequenceCache,
@@ -282,7 +282,7 @@ impl Snapshot {
         }
         let outcome = self.read_blocks(n, cache, seq, input, skip);
         if outcome.is_err() {
-            cache.adopt(seq, &Extent::empty(self.layout.page_bytes.len()))?;
+            cache.allocate(seq, &SequenceExtent::empty(self.layout.page_bytes.len()))?;
         }
         outcome
     }
@@ -296,13 +296,13 @@ impl Snapshot {
         input: &mut R,
         skip: impl Fn(&mut R, u64) -> std::io::Result<()>,
     ) -> Result<(), SnapshotError> {
-        let mut places = cache.adopt(seq, &self.extent.first(n))?.into_iter();
+        let mut places = cache.allocate(seq, &self.extent.first(n))?.into_iter();
         let mut bytes = Vec::new();
         for (kind, pos) in self.kinds() {
             // Where the block begins; a state stands for all before its end.
             let is_wanted = match kind {
-                Block::Page { .. } => pos < n,
-                Block::State { .. } => pos <= n,
+                CacheBlock::Page { .. } => pos < n,
+                CacheBlock::State { .. } => pos <= n,
             };
             let place = if is_wanted { places.next().flatten() } else { None };
             if let Some(block) = place {
@@ -318,12 +318,12 @@ impl Snapshot {
 
     /// The blocks in the order of the snapshot, wherever they may lie, and their positions: those of pages' first tokens, and those
     /// after which states are.
-    fn kinds(&self) -> impl Iterator<Item = (Block, usize)> {
+    fn kinds(&self) -> impl Iterator<Item = (CacheBlock, usize)> {
         let n_pages = self.extent.n_tokens.div_ceil(PAGE);
         let pages = self.extent.n_dropped.iter().enumerate().flat_map(move |(group, &n_dropped)| {
-            (n_dropped..n_pages).map(move |i| (Block::Page { group, page: 0 }, i * PAGE))
+            (n_dropped..n_pages).map(move |i| (CacheBlock::Page { group, page: 0 }, i * PAGE))
         });
-        pages.chain(self.extent.states.iter().map(|&pos| (Block::State { slot: 0 }, pos)))
+        pages.chain(self.extent.states.iter().map(|&pos| (CacheBlock::State { slot: 0 }, pos)))
     }
 
     fn header(&self) -> Vec<u8> {

@@ -8,7 +8,7 @@ use metal_attention_gguf::{GgufFile, Metadata};
 use crate::architectures;
 use crate::attention::{AttentionSpec, KvSource, LatentAttentionSpec};
 use crate::feed_forward::FeedForward;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::{DeltaRuleSpec, Mamba2Spec, MambaSpec, Rwkv6Spec, Rwkv7Spec, ShortConvSpec};
 use crate::{ModelError, Rope};
 
@@ -215,7 +215,7 @@ pub struct Output {
     /// Norm of the state.
     pub norm: Option<Norm>,
     /// The logits; `None` for encoders that have none.
-    pub head: Option<Head>,
+    pub head: Option<OutputHead>,
     /// How the states of a text become its embedding, where the file says it.
     pub pooling: Option<Pooling>,
     /// Outputs of the matrices that the pooled state goes through, in order, without anything in between (EmbeddingGemma).
@@ -226,7 +226,7 @@ pub struct Output {
 
 /// Logits: `cap * tanh(scale * (W x + b) / cap)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Head {
+pub struct OutputHead {
     /// Factor on the products.
     pub scale: f32,
     /// The cap, where there is one.
@@ -277,16 +277,16 @@ pub enum Pooling {
 impl ModelSpec {
     /// Reads what the model of `file` is made of.
     ///
-    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, of the wrong type, or
+    /// MetadataReader are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, of the wrong type, or
     /// contradicts another is an error that names it.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
-        architectures::read(&Keys::new(file.metadata(), Some(file))?)
+        architectures::read(&MetadataReader::new(file.metadata(), Some(file))?)
     }
 
     /// Like [`from_gguf`](Self::from_gguf) without the tensors, whose presence decides of a part in some families: these are
     /// taken to have what their files commonly have.
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, ModelError> {
-        architectures::read(&Keys::new(metadata, None)?)
+        architectures::read(&MetadataReader::new(metadata, None)?)
     }
 
     /// Number of layers.
@@ -309,7 +309,7 @@ impl ModelSpec {
     pub fn kv_elements_per_token(&self) -> usize {
         self.layers
             .iter()
-            .filter_map(|layer| layer.mixer.cached())
+            .filter_map(|layer| layer.mixer.kv_shape())
             .map(|c| c.n_head_kv * (c.key_dim + c.value_dim))
             .sum()
     }
@@ -317,7 +317,7 @@ impl ModelSpec {
 
 /// What a layer keeps of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cached {
+pub struct KvShape {
     /// Heads.
     pub n_head_kv: usize,
     /// Elements of a key.
@@ -381,12 +381,12 @@ impl Mixer {
     }
 
     /// What the layer adds to the KV cache for each token; `None` where it reads another layer's, or none.
-    pub fn cached(&self) -> Option<Cached> {
+    pub fn kv_shape(&self) -> Option<Cached> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => {
-                a.owns_cache().then_some(Cached { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
+                a.owns_cache().then_some(KvShape { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })
             }
-            (None, Some(a)) => Some(Cached { n_head_kv: 1, key_dim: a.kv_rank + a.shared_dim, value_dim: a.kv_rank }),
+            (None, Some(a)) => Some(KvShape { n_head_kv: 1, key_dim: a.kv_rank + a.shared_dim, value_dim: a.kv_rank }),
             (None, None) => None,
         }
     }

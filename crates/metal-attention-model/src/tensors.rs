@@ -50,7 +50,7 @@ impl TensorSpec {
 impl ModelSpec {
     /// Every tensor of the model in file order, optional ones included.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let mut list = List(Vec::new());
+        let mut list = TensorList(Vec::new());
         let Ok(_) = build(self, &mut list);
         list.0
     }
@@ -65,11 +65,11 @@ impl Weights {
 }
 
 /// `[n_in, n_out]`.
-pub(crate) type Shape = [usize; 2];
+pub(crate) type MatrixShape = [usize; 2];
 
 /// Whether a tensor must be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum Presence {
     /// It must.
     Required,
     /// It may.
@@ -79,7 +79,7 @@ pub(crate) enum Need {
 }
 
 /// Where weights come from. Names are without `.weight` and `.bias`, where both belong to a matrix.
-pub(crate) trait Source {
+pub(crate) trait WeightSource {
     /// A matrix with its bias.
     type Linear: Clone;
     /// Why a weight is not to be had.
@@ -89,13 +89,13 @@ pub(crate) trait Source {
     fn linear(
         &mut self,
         name: &str,
-        shape: Shape,
-        weight: Need,
-        bias: Need,
+        shape: MatrixShape,
+        weight: Presence,
+        bias: Presence,
     ) -> Result<Option<Self::Linear>, Self::Error>;
 
     /// A matrix that must be there.
-    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Self::Linear, Self::Error>;
+    fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<Self::Linear, Self::Error>;
 
     /// Whether there is a matrix of that name beside those that the family's files commonly have.
     fn has(&self, name: &str) -> bool;
@@ -104,7 +104,7 @@ pub(crate) trait Source {
     fn reordered<const N: usize>(
         &mut self,
         name: &str,
-        shape: Shape,
+        shape: MatrixShape,
         parts: [(usize, &dyn Fn(usize) -> usize); N],
     ) -> Result<[Self::Linear; N], Self::Error>;
 
@@ -112,7 +112,7 @@ pub(crate) trait Source {
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Self::Linear>, Self::Error>;
 
     /// A vector.
-    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, Self::Error>;
+    fn vector(&mut self, name: &str, n: usize, need: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
     /// The weight of a norm: a vector, or as many rows as there are heads of it.
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Self::Error>;
@@ -121,7 +121,7 @@ pub(crate) trait Source {
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
     /// The numbers of a tensor of any shape.
-    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Self::Error>;
+    fn values(&mut self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
     /// [`channels`](Self::channels) where the tensor has a dimension of 1 between the two, as some converters leave it.
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
@@ -130,13 +130,13 @@ pub(crate) trait Source {
     fn ones(&mut self, n: usize) -> Vec<f32>;
 
     /// The first row of a matrix.
-    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, Self::Error>;
+    fn first_row(&mut self, name: &str, shape: MatrixShape) -> Result<Vec<f32>, Self::Error>;
 
     /// Divisors of frequencies, above 0, where they are there.
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Self::Error>;
 
     /// Matrices of one tensor, `[n_in, n_out, n]`, with rows of biases where asked for.
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<Self::Linear>, Self::Error>;
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Presence) -> Result<Vec<Self::Linear>, Self::Error>;
 
     /// Matrices that share their input, of so many rows each: one below the other in the tensor `fused`, or each by its
     /// name. `by_default`: which of the two the family's files have.
@@ -146,7 +146,7 @@ pub(crate) trait Source {
         fused: &str,
         parts: [(&str, usize); N],
         n_in: usize,
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<[Self::Linear; N], Self::Error>;
 
@@ -156,7 +156,7 @@ pub(crate) trait Source {
         &mut self,
         prefix: &str,
         shape: [usize; 3],
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
 
@@ -170,31 +170,37 @@ pub(crate) trait Source {
 }
 
 /// Notes what it is asked for.
-struct List(Vec<TensorSpec>);
+struct TensorList(Vec<TensorSpec>);
 
-impl List {
-    fn push(&mut self, name: String, shape: &[usize], need: Need) {
+impl TensorList {
+    fn push(&mut self, name: String, shape: &[usize], need: Presence) {
         let required = match need {
-            Need::Required => true,
-            Need::Optional => false,
-            Need::None => return,
+            Presence::Required => true,
+            Presence::Optional => false,
+            Presence::None => return,
         };
         self.0.push(TensorSpec { name, shape: shape.to_vec(), required });
     }
 }
 
-impl Source for List {
+impl WeightSource for TensorList {
     type Linear = ();
     type Error = Infallible;
 
-    fn linear(&mut self, name: &str, shape: Shape, weight: Need, bias: Need) -> Result<Option<()>, Infallible> {
+    fn linear(
+        &mut self,
+        name: &str,
+        shape: MatrixShape,
+        weight: Presence,
+        bias: Presence,
+    ) -> Result<Option<()>, Infallible> {
         self.push(format!("{name}.weight"), &shape, weight);
         self.push(format!("{name}.bias"), &shape[1..], bias);
         Ok(Some(()))
     }
 
-    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<(), Infallible> {
-        self.linear(name, shape, Need::Required, bias).map(|_| ())
+    fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<(), Infallible> {
+        self.linear(name, shape, Presence::Required, bias).map(|_| ())
     }
 
     fn has(&self, _name: &str) -> bool {
@@ -204,42 +210,42 @@ impl Source for List {
     fn reordered<const N: usize>(
         &mut self,
         name: &str,
-        shape: Shape,
+        shape: MatrixShape,
         _parts: [(usize, &dyn Fn(usize) -> usize); N],
     ) -> Result<[(); N], Infallible> {
-        self.required(name, shape, Need::None)?;
+        self.required(name, shape, Presence::None)?;
         Ok([(); N])
     }
 
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<()>, Infallible> {
-        self.linear(name, [n_in, n_in], Need::Optional, Need::Optional)
+        self.linear(name, [n_in, n_in], Presence::Optional, Presence::Optional)
     }
 
-    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, Infallible> {
+    fn vector(&mut self, name: &str, n: usize, need: Presence) -> Result<Option<Vec<f32>>, Infallible> {
         self.push(name.to_owned(), &[n], need);
         Ok(None)
     }
 
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Infallible> {
         match n_head {
-            Some(n_head) => self.push(name.to_owned(), &[n / n_head.max(1), n_head], Need::Required),
-            None => self.push(name.to_owned(), &[n], Need::Required),
+            Some(n_head) => self.push(name.to_owned(), &[n / n_head.max(1), n_head], Presence::Required),
+            None => self.push(name.to_owned(), &[n], Presence::Required),
         }
         Ok(Vec::new())
     }
 
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
-        self.push(name.to_owned(), &[n, width], Need::Required);
+        self.push(name.to_owned(), &[n, width], Presence::Required);
         Ok(Vec::new())
     }
 
-    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, Infallible> {
+    fn values(&mut self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Vec<f32>>, Infallible> {
         self.push(name.to_owned(), shape, need);
         Ok(None)
     }
 
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Infallible> {
-        self.push(name.to_owned(), &[n, 1, width], Need::Required);
+        self.push(name.to_owned(), &[n, 1, width], Presence::Required);
         Ok(Vec::new())
     }
 
@@ -247,8 +253,8 @@ impl Source for List {
         Vec::new()
     }
 
-    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, Infallible> {
-        self.push(name.to_owned(), &shape, Need::Required);
+    fn first_row(&mut self, name: &str, shape: MatrixShape) -> Result<Vec<f32>, Infallible> {
+        self.push(name.to_owned(), &shape, Presence::Required);
         Ok(Vec::new())
     }
 
@@ -256,13 +262,13 @@ impl Source for List {
         let name = format!("{name}.weight");
         // Layers share them.
         if !self.0.iter().rev().take(2).any(|tensor| tensor.name == name) {
-            self.push(name, &[n], Need::Optional);
+            self.push(name, &[n], Presence::Optional);
         }
         Ok(None)
     }
 
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<()>, Infallible> {
-        self.push(format!("{name}.weight"), &shape, Need::Required);
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Presence) -> Result<Vec<()>, Infallible> {
+        self.push(format!("{name}.weight"), &shape, Presence::Required);
         self.push(format!("{name}.bias"), &shape[1..], bias);
         Ok(vec![(); shape[2]])
     }
@@ -273,7 +279,7 @@ impl Source for List {
         fused: &str,
         parts: [(&str, usize); N],
         n_in: usize,
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<[(); N], Infallible> {
         if by_default {
@@ -291,7 +297,7 @@ impl Source for List {
         &mut self,
         prefix: &str,
         [n_in, n_ff, n]: [usize; 3],
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<(Vec<()>, Vec<()>), Infallible> {
         if by_default {
@@ -305,11 +311,15 @@ impl Source for List {
 
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<()>, Vec<()>), Infallible> {
         if a.fused_expansions {
-            self.required(&format!("{prefix}attn_kv_b"), [a.kv_rank, a.n_head * (a.n_nope + a.value_dim)], Need::None)?;
+            self.required(
+                &format!("{prefix}attn_kv_b"),
+                [a.kv_rank, a.n_head * (a.n_nope + a.value_dim)],
+                Presence::None,
+            )?;
             return Ok((vec![(); a.n_head], vec![(); a.n_head]));
         }
-        let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
-        Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?))
+        let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Presence::None)?;
+        Ok((k_b, self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Presence::None)?))
     }
 }
 
@@ -318,24 +328,26 @@ struct FileSource<'f>(&'f GgufFile);
 
 impl FileSource<'_> {
     /// The tensor of that name, of the shape it must have, but for trailing dimensions of 1.
-    fn find(&self, name: &str, shape: &[usize], need: Need) -> Result<Option<Tensor>, ModelError> {
+    fn find(&self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Tensor>, ModelError> {
         let trimmed = |shape: &[usize]| {
             let len = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
             shape[..len].to_vec()
         };
         match (self.0.tensor(name), need) {
-            (_, Need::None) | (None, Need::Optional) => Ok(None),
+            (_, Presence::None) | (None, Presence::Optional) => Ok(None),
             (Some(tensor), _) if trimmed(tensor.shape()) == trimmed(shape) => Ok(Some(tensor.clone())),
             (Some(tensor), _) => Err(ModelError::TensorShape {
                 name: name.to_owned(),
                 found: tensor.shape().to_vec(),
                 expected: shape.to_vec(),
             }),
-            (None, Need::Required) => Err(ModelError::MissingTensor { name: name.to_owned(), shape: shape.to_vec() }),
+            (None, Presence::Required) => {
+                Err(ModelError::MissingTensor { name: name.to_owned(), shape: shape.to_vec() })
+            }
         }
     }
 
-    fn matrix(&self, name: &str, shape: &[usize], need: Need) -> Result<Option<Tensor>, ModelError> {
+    fn matrix(&self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Tensor>, ModelError> {
         check_scale(self.0, name)?;
         self.find(&format!("{name}.weight"), shape, need)
     }
@@ -344,7 +356,7 @@ impl FileSource<'_> {
         // Where one table is both, CodeShell's files name it after the head.
         let name = if name == "token_embd" && !self.has(name) && self.has("output") { "output" } else { name };
         let missing = || ModelError::MissingTensor { name: format!("{name}.weight"), shape: shape.to_vec() };
-        self.matrix(name, shape, Need::Required)?.ok_or_else(missing)
+        self.matrix(name, shape, Presence::Required)?.ok_or_else(missing)
     }
 
     /// The biases of several matrices one behind the other, where each has one.
@@ -353,7 +365,7 @@ impl FileSource<'_> {
         prefix: &str,
         parts: [(&str, usize); N],
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        let own = parts.map(|(name, n)| self.vector(&format!("{prefix}{name}.bias"), n, Need::Optional));
+        let own = parts.map(|(name, n)| self.vector(&format!("{prefix}{name}.bias"), n, Presence::Optional));
         let own = own.into_iter().collect::<Result<Option<Vec<_>>, _>>()?;
         Ok(own.map(|own| own.concat()))
     }
@@ -364,16 +376,22 @@ impl FileSource<'_> {
     }
 }
 
-impl Source for FileSource<'_> {
+impl WeightSource for FileSource<'_> {
     type Linear = Linear;
     type Error = ModelError;
 
-    fn linear(&mut self, name: &str, shape: Shape, weight: Need, bias: Need) -> Result<Option<Linear>, ModelError> {
+    fn linear(
+        &mut self,
+        name: &str,
+        shape: MatrixShape,
+        weight: Presence,
+        bias: Presence,
+    ) -> Result<Option<Linear>, ModelError> {
         let Some(weight) = self.matrix(name, &shape, weight)? else { return Ok(None) };
         Ok(Some(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? }))
     }
 
-    fn required(&mut self, name: &str, shape: Shape, bias: Need) -> Result<Linear, ModelError> {
+    fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<Linear, ModelError> {
         let weight = self.must(name, &shape)?;
         Ok(Linear { weight, bias: self.vector(&format!("{name}.bias"), shape[1], bias)? })
     }
@@ -385,7 +403,7 @@ impl Source for FileSource<'_> {
     fn reordered<const N: usize>(
         &mut self,
         name: &str,
-        shape: Shape,
+        shape: MatrixShape,
         parts: [(usize, &dyn Fn(usize) -> usize); N],
     ) -> Result<[Linear; N], ModelError> {
         let tensor = self.must(name, &shape)?;
@@ -400,47 +418,47 @@ impl Source for FileSource<'_> {
         match self.0.tensor(&format!("{name}.weight")) {
             Some(tensor) => {
                 let n_out = tensor.n_rows();
-                self.linear(name, [n_in, n_out], Need::Optional, Need::Optional)
+                self.linear(name, [n_in, n_out], Presence::Optional, Presence::Optional)
             }
             None => Ok(None),
         }
     }
 
-    fn vector(&mut self, name: &str, n: usize, need: Need) -> Result<Option<Vec<f32>>, ModelError> {
+    fn vector(&mut self, name: &str, n: usize, need: Presence) -> Result<Option<Vec<f32>>, ModelError> {
         Ok(self.find(name, &[n], need)?.map(|tensor| tensor.to_f32()))
     }
 
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, ModelError> {
         let shape = n_head.map_or(vec![n], |n_head| vec![n / n_head.max(1), n_head]);
-        Ok(self.find(name, &shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+        Ok(self.find(name, &shape, Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
-        Ok(self.find(name, &[n, width], Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+        Ok(self.find(name, &[n, width], Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
-    fn values(&mut self, name: &str, shape: &[usize], need: Need) -> Result<Option<Vec<f32>>, ModelError> {
+    fn values(&mut self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Vec<f32>>, ModelError> {
         Ok(self.find(name, shape, need)?.map(|tensor| tensor.to_f32()))
     }
 
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
         let flat = self.0.tensor(name).is_some_and(|tensor| tensor.shape() == [n, width]);
         let shape: &[usize] = if flat { &[n, width] } else { &[n, 1, width] };
-        Ok(self.find(name, shape, Need::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
+        Ok(self.find(name, shape, Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
     fn ones(&mut self, n: usize) -> Vec<f32> {
         vec![1.0; n]
     }
 
-    fn first_row(&mut self, name: &str, shape: Shape) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.find(name, &shape, Need::Required)?;
+    fn first_row(&mut self, name: &str, shape: MatrixShape) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.find(name, &shape, Presence::Required)?;
         Ok(tensor.map(|tensor| tensor.rows(0..1).to_f32()).unwrap_or_default())
     }
 
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let name = format!("{name}.weight");
-        let divisors = self.vector(&name, n, Need::Optional)?;
+        let divisors = self.vector(&name, n, Presence::Optional)?;
         match divisors.iter().flatten().find(|d| !(d.is_finite() && **d > 0.0)) {
             None => Ok(divisors),
             Some(&value) => {
@@ -449,7 +467,7 @@ impl Source for FileSource<'_> {
         }
     }
 
-    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Need) -> Result<Vec<Linear>, ModelError> {
+    fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Presence) -> Result<Vec<Linear>, ModelError> {
         let [n_in, n_out, n] = shape;
         let tensor = self.must(name, &[n_in, n_out, n])?;
         let bias = self.find(&format!("{name}.bias"), &[n_out, n], bias)?;
@@ -463,7 +481,7 @@ impl Source for FileSource<'_> {
         fused: &str,
         parts: [(&str, usize); N],
         n_in: usize,
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<[Linear; N], ModelError> {
         let all = format!("{prefix}{fused}");
@@ -486,7 +504,7 @@ impl Source for FileSource<'_> {
         }
         // Old files have the biases apart all the same.
         let apart = if fused == last { None } else { self.biases(prefix, parts)? };
-        let need = if apart.is_some() { Need::Optional } else { bias };
+        let need = if apart.is_some() { Presence::Optional } else { bias };
         let Linear { weight, bias } = self.required(&all, [n_in, n_out], need)?;
         let bias = bias.or(apart);
         let mut start = 0;
@@ -500,7 +518,7 @@ impl Source for FileSource<'_> {
         &mut self,
         prefix: &str,
         [n_in, n_ff, n]: [usize; 3],
-        bias: Need,
+        bias: Presence,
         by_default: bool,
     ) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
         let [fused, gate, up] =
@@ -520,8 +538,9 @@ impl Source for FileSource<'_> {
         let both = format!("{prefix}attn_kv_b");
         let apart = self.has(&format!("{prefix}attn_k_b")) || !a.fused_expansions;
         if apart && !self.has(&both) {
-            let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Need::None)?;
-            let v_b = self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Need::None)?;
+            let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Presence::None)?;
+            let v_b =
+                self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Presence::None)?;
             return Ok((k_b, v_b));
         }
         // Older files: of each head the keys' rows, then the values', over the compressed row.

@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// cancelled they end within moments with an error that says so, such as
 /// [`ForwardError::Cancelled`](crate::ForwardError::Cancelled), and everything is as it was before.
 #[derive(Debug, Clone, Default)]
-pub struct Watch(Arc<State>);
+pub struct Watch(Arc<WatchState>);
 
 #[derive(Debug, Default)]
-struct State {
-    cancelled: Apart<AtomicBool>,
-    done: Apart<AtomicU64>,
+struct WatchState {
+    cancelled: CacheLine<AtomicBool>,
+    done: CacheLine<AtomicU64>,
 }
 
 /// On a cache line of its own: threads look at one part all the time while another is written to.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Apart<T>(T);
+struct CacheLine<T>(T);
 
 impl Watch {
     /// Ends the work that is under way and all that begins before [`resume`](Self::resume).

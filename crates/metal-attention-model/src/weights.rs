@@ -232,7 +232,7 @@ pub struct ExpertsWeights<L = Linear> {
     /// The gate of that, `[n_embd]`.
     pub shared_gate: Option<Vec<f32>>,
     /// Norms of the experts' input, their sum, and the result of what all tokens go through.
-    pub own_norms: Option<[NormWeights; 3]>,
+    pub expert_norms: Option<[NormWeights; 3]>,
 }
 
 /// What a layer does with its own embedding.
@@ -359,7 +359,7 @@ impl<L> LayerWeights<L> {
                 expert_scale: e.expert_scale.clone(),
                 shared: e.shared.as_ref().map(|dense| dense.map(f)).transpose()?,
                 shared_gate: e.shared_gate.clone(),
-                own_norms: e.own_norms.clone(),
+                expert_norms: e.expert_norms.clone(),
             })),
             FeedForwardWeights::ChannelMix(mix) => FeedForwardWeights::ChannelMix(mix.map(f)?),
             FeedForwardWeights::None => FeedForwardWeights::None,

@@ -6,9 +6,9 @@ mod snapshot;
 use std::sync::Arc;
 
 use metal_attention_model::{
-    AFew, BatchKind, BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_wanted, highest, is_decode,
-    one_run_of_each, pieces,
+    BatchKind, BatchToken, DeviceInfo, FewLimits, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_outputs, highest, is_decode,
+    micro_batches, one_run_per_sequence,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
@@ -73,7 +73,7 @@ pub struct WgpuForwardPass {
     few: Plan,
     many: Plan,
     /// For which batches `sequences` and `few` are.
-    pub(super) few_are: AFew,
+    pub(super) few_are: FewLimits,
     /// The batch of [`one`](Self::one), which steps on the GPU move on by themselves, and that of the others.
     batch_of_one: BatchBuffer,
     batch: BatchBuffer,
@@ -124,7 +124,7 @@ impl WgpuForwardPass {
     /// layer, head and argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
         let size = StepSize { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: 1 };
-        self.plan(BatchKind::of_text(n_tokens, self.few_are)).greedy(size).map(Dispatch::kernel).collect()
+        self.plan(BatchKind::of_n_tokens(n_tokens, self.few_are)).greedy(size).map(Dispatch::kernel).collect()
     }
 
     pub(super) fn plan(&self, kind: BatchKind) -> &Plan {
@@ -208,7 +208,7 @@ impl WgpuForwardPass {
             n_splits: kernels::n_splits(longest),
         };
         // A sequence alone in the cache always lies in order: see `PageTable`.
-        let in_order = batch.len() == 1 && self.cache.pages.in_order(batch[0].seq);
+        let in_order = batch.len() == 1 && self.cache.pages.pages_are_contiguous(batch[0].seq);
         Step { kind: BatchKind::of(batch, self.few_are), size, output, in_order }
     }
 
@@ -219,8 +219,8 @@ impl WgpuForwardPass {
             Output::Hidden => self.s.n_tokens,
             Output::Logits | Output::Id | Output::TopK => self.s.n_wanted,
         };
-        let parts = pieces(&self.spec, batch, self.s.n_tokens, most_wanted);
-        if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_of_each).collect() }
+        let parts = micro_batches(&self.spec, batch, self.s.n_tokens, most_wanted);
+        if self.states.is_empty() { parts } else { parts.into_iter().flat_map(one_run_per_sequence).collect() }
     }
 
     /// Evaluates a batch and hands `results` the bytes of what comes back of each part. On an error the cache is as it was.
@@ -231,10 +231,10 @@ impl WgpuForwardPass {
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != Output::Hidden)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), output != Output::Hidden)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         let outcome = self.evaluate_parts(batch, output, trace, results);
         if outcome.is_err() {
             self.cache.pages.retract(batch);
@@ -452,7 +452,7 @@ impl ForwardPass for WgpuForwardPass {
     }
 
     fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.cache.pages.n_held(sequences)
+        self.cache.pages.pages_held(sequences)
     }
 
     fn kv_cache_bytes(&self) -> usize {
@@ -490,7 +490,7 @@ impl ForwardPass for WgpuForwardPass {
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // Steps that are queued ahead do not pass through `evaluate`, which checks the others.
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), true)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
         let ahead = self.profiler.is_none() && batch.len() <= FEW.min(self.s.n_wanted) && is_decode(batch);
         if ahead {
             return self.decode_greedy(batch);

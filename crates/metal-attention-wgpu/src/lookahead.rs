@@ -15,7 +15,7 @@ impl WgpuForwardPass {
         }
         // Where a step is in flight, this takes the pages and slots that were reserved for it.
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         self.cache.append(&self.gpu, batch);
         let outcome = self.decode(batch);
         if outcome.is_err() {
@@ -28,7 +28,7 @@ impl WgpuForwardPass {
     /// The step over a batch that has its pages, and those that are to be submitted after it.
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, WgpuError> {
         self.gpu.check()?;
-        while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, 1) {
+        while let Some(steps) = self.lookahead.steps_to_submit(batch, &mut self.cache.pages, 1) {
             if steps.start == 0 {
                 self.write_batch(batch);
             }
@@ -77,7 +77,7 @@ impl WgpuForwardPass {
 
     /// Forgets every step in flight where they go on with sequence `seq`, which is about to become another.
     pub(super) fn stop_lookahead_of(&mut self, seq: usize) {
-        if self.lookahead.goes_on_with(seq) {
+        if self.lookahead.continues_sequence(seq) {
             self.clear_lookahead();
         }
     }

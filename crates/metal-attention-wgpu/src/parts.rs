@@ -2,10 +2,10 @@
 
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaGates, DeltaRuleSpec, Dense,
-    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec,
+    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, KvSource, LatentAttentionSpec, LayerSpec,
     LayerWeights, Linear, Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver,
-    NormWeights, Output, OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec, Rwkv7Spec,
-    SharedExpert, ShortConvSpec, Weights,
+    NormWeights, Output, OutputHead, OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec,
+    Rwkv7Spec, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::WgpuError;
@@ -93,7 +93,7 @@ fn mamba(n_tap: usize, d_state: usize) -> Result<(), &'static str> {
 }
 
 fn experts(e: &Experts) -> Result<(), &'static str> {
-    let Experts { n_expert, n_used, expert, biases: _, latent, router, own_norms: _, shared } = e;
+    let Experts { n_expert, n_used, expert, biases: _, latent, router, expert_norms: _, shared } = e;
     if latent.is_some() {
         return Err("experts over a narrower row");
     }
@@ -191,7 +191,7 @@ impl From<AttentionKernels> for MixerKernels {
 impl MixerKernels {
     /// Those of each layer.
     pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Vec<Self> {
-        let pages = |i| LayerPages { n_ctx: groups.room().n_positions(), group: groups.of_layer(i), cache };
+        let pages = |i| LayerPages { n_ctx: groups.capacity().n_positions(), group: groups.of_layer(i), cache };
         let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => AttentionKernels::new(a, w, pages(i)).into(),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
@@ -400,7 +400,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
     let window = match mask {
         Mask::Causal => None,
         Mask::Window(window) => Some(window),
-        Mask::Chunk(_) | Mask::Full | Mask::Near(_) => return None,
+        Mask::Chunk(_) | Mask::Full | Mask::SymmetricWindow(_) => return None,
     };
     let (n_rot, rope_layout) = match positions {
         Positions::Rope(rope) => (rope.n_rot, rope.layout),
@@ -553,7 +553,7 @@ fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
 }
 
 /// Whether a model has logits that are more than products: scaled or capped.
-pub(super) fn scaled_logits(head: &Head) -> Option<(f32, Option<f32>)> {
-    let Head { scale, soft_cap, tied: _, bias: _ } = *head;
+pub(super) fn scaled_logits(head: &OutputHead) -> Option<(f32, Option<f32>)> {
+    let OutputHead { scale, soft_cap, tied: _, bias: _ } = *head;
     (scale != 1.0 || soft_cap.is_some()).then_some((scale, soft_cap))
 }

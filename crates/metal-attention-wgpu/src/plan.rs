@@ -13,7 +13,7 @@ mod streams;
 pub(crate) use delta_rule::low_rank_of_delta_rule;
 pub(crate) use rwkv::low_rank_of_rwkv7;
 
-use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};
+use metal_attention_model::{BatchKind, FewLimits, ModelSpec, NormKind};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
@@ -34,9 +34,9 @@ pub(super) const FEW: usize = 16;
 const FEW_ON_UNITS: usize = 128;
 
 /// How many are a few on `gpu`.
-pub(super) fn few_on(gpu: &WgpuDevice, exact: bool) -> AFew {
+pub(super) fn few_on(gpu: &WgpuDevice, exact: bool) -> FewLimits {
     let tokens = if gpu.features().cooperative_f16 && !exact { FEW_ON_UNITS } else { FEW };
-    AFew { sequences: FEW, tokens }
+    FewLimits { sequences: FEW, tokens }
 }
 
 /// All dispatches of one kind of batch.

@@ -13,7 +13,7 @@ pub struct CachedText {
 impl CachedText {
     /// Copies sequence `seq` of `pass`, whose tokens are `ids`.
     pub fn copy(pass: &mut dyn ForwardPass, seq: usize, ids: Vec<u32>) -> Result<Self, SnapshotError> {
-        let snapshot = Snapshot::of(pass.cache(), seq)?;
+        let snapshot = Snapshot::of_sequence(pass.cache(), seq)?;
         let blocks = copy_blocks(&snapshot, pass, seq)?;
         Ok(Self { ids, snapshot, blocks })
     }

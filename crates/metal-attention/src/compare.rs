@@ -11,7 +11,7 @@ const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 /// How the tokens of a comparison go through the layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum EvaluationMode {
     /// Many at once, as a prompt does; at most so many.
     Prefill(usize),
     /// One by one, as a continuation does.
@@ -78,12 +78,12 @@ pub struct Comparison {
     /// Tokens that were compared.
     pub n_tokens: usize,
     /// What both choose; `None` where the model has no output head.
-    pub choices: Option<Choices>,
+    pub choices: Option<ArgmaxAgreement>,
 }
 
 /// The next tokens that two passes choose.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Choices {
+pub struct ArgmaxAgreement {
     /// Tokens after which both choose the same.
     pub same: usize,
     /// What the reference chooses after the last.
@@ -94,7 +94,7 @@ pub struct Choices {
 
 /// A place in a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum DivergencePoint {
     /// After the layer with this index.
     Layer(usize),
     /// After the output head, or where there is none after the last norm.
@@ -103,15 +103,15 @@ pub enum Place {
 
 impl Comparison {
     /// The first place where the error is larger than `tolerance`.
-    pub fn first_past(&self, tolerance: f64) -> Option<Place> {
+    pub fn first_past(&self, tolerance: f64) -> Option<DivergencePoint> {
         let layer = self.layers.iter().position(|layer| !layer.within(tolerance));
-        layer.map(Place::Layer).or((!self.output.within(tolerance)).then_some(Place::Output))
+        layer.map(DivergencePoint::Layer).or((!self.output.within(tolerance)).then_some(DivergencePoint::Output))
     }
 }
 
 /// Runs `ids` through `reference` and `other`, two passes of one model, both emptied before, and compares the hidden state
 /// after every layer and the logits after every token; where the model has no output head the states after the last norm. Where a token sees those after
-/// it, all go through the layers at once, and [`Way::Decode`] is an error for more than one.
+/// it, all go through the layers at once, and [`EvaluationMode::Decode`] is an error for more than one.
 ///
 /// Before each batch `progress` hears how many of how many tokens are done; where it breaks, the result is
 /// [`Error::Interrupted`].
@@ -119,7 +119,7 @@ impl Comparison {
 /// ```
 /// use std::ops::ControlFlow;
 ///
-/// use metal_attention::compare::{Way, compare};
+/// use metal_attention::compare::{EvaluationMode, compare};
 /// use metal_attention::{CacheType, Device, EngineOptions, Model};
 ///
 /// # fn main() -> Result<(), metal_attention::Error> {
@@ -128,7 +128,7 @@ impl Comparison {
 /// let mut reference = model.forward_pass(&exact)?;
 /// let mut other = model.forward_pass(&EngineOptions::default())?;
 /// let ids = [1, 403, 407, 261, 378];
-/// let found = compare(&mut *reference, &mut *other, &ids, Way::Decode, |_, _| ControlFlow::Continue(()))?;
+/// let found = compare(&mut *reference, &mut *other, &ids, EvaluationMode::Decode, |_, _| ControlFlow::Continue(()))?;
 /// assert_eq!(found.first_past(1e-2), None);
 /// assert_eq!(found.choices.map(|choices| choices.same), Some(5));
 /// # Ok(())
@@ -138,7 +138,7 @@ pub fn compare(
     reference: &mut dyn ForwardPass,
     other: &mut dyn ForwardPass,
     ids: &[u32],
-    way: Way,
+    way: EvaluationMode,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Comparison, Error> {
     if ids.is_empty() {
@@ -150,9 +150,9 @@ pub fn compare(
     let (n_layer, n_embd, n_vocab) = (spec.n_layer(), spec.n_embd, spec.n_vocab);
     let (has_head, is_causal) = (spec.output.head.is_some(), spec.is_causal());
     let n_batch = match way {
-        Way::Prefill(_) if !is_causal => ids.len(),
-        Way::Prefill(n) => (MAX_LOGITS_BYTES / (4 * n_vocab)).clamp(1, n.max(1)),
-        Way::Decode => 1,
+        EvaluationMode::Prefill(_) if !is_causal => ids.len(),
+        EvaluationMode::Prefill(n) => (MAX_LOGITS_BYTES / (4 * n_vocab)).clamp(1, n.max(1)),
+        EvaluationMode::Decode => 1,
     };
     // Every token's logits are wanted: the last layer may leave out the others.
     let tokens: Vec<_> =
@@ -161,7 +161,7 @@ pub fn compare(
         layers: vec![Deviation::NONE; n_layer],
         output: Deviation::NONE,
         n_tokens: ids.len(),
-        choices: has_head.then(Choices::default),
+        choices: has_head.then(ArgmaxAgreement::default),
     };
     let mut hear = |start: usize| match progress(start, ids.len()) {
         ControlFlow::Continue(()) => Ok(()),
@@ -299,12 +299,12 @@ mod tests {
 
     #[test]
     fn equal_passes_do_not_differ() {
-        for way in [Way::Decode, Way::Prefill(2), Way::Prefill(512)] {
+        for way in [EvaluationMode::Decode, EvaluationMode::Prefill(2), EvaluationMode::Prefill(512)] {
             let found = compare(&mut *pass(true), &mut *pass(true), &IDS, way, go_on).unwrap();
             let none = Deviation { nmse: 0.0, position: 0, max_difference: 0.0 };
             assert_eq!((&found.layers, found.output), (&vec![none; 5], none));
             assert_eq!(found.n_tokens, 5);
-            assert_eq!(found.choices, Some(Choices { same: 5, reference: 432, other: 432 }));
+            assert_eq!(found.choices, Some(ArgmaxAgreement { same: 5, reference: 432, other: 432 }));
             assert_eq!(found.first_past(0.0), None);
         }
     }
@@ -313,27 +313,30 @@ mod tests {
     fn a_used_pass_is_emptied_first() {
         let (mut reference, mut other) = (pass(true), pass(true));
         other.forward_prompt(&[5, 6, 7]).unwrap();
-        let found = compare(&mut *reference, &mut *other, &IDS, Way::Decode, go_on).unwrap();
+        let found = compare(&mut *reference, &mut *other, &IDS, EvaluationMode::Decode, go_on).unwrap();
         assert_eq!(found.first_past(0.0), None);
     }
 
     #[test]
     fn rounding_is_seen_and_small() {
-        let found = compare(&mut *pass(true), &mut *pass(false), &IDS, Way::Prefill(512), go_on).unwrap();
+        let found = compare(&mut *pass(true), &mut *pass(false), &IDS, EvaluationMode::Prefill(512), go_on).unwrap();
         // The weights of the built-in model are F32, so that only the cache rounds.
         assert!(found.layers.iter().all(|l| l.nmse > 0.0 && l.nmse < 1e-5 && l.max_difference > 0.0), "{found:?}");
-        assert_eq!(found.first_past(0.0), Some(Place::Layer(0)));
+        assert_eq!(found.first_past(0.0), Some(DivergencePoint::Layer(0)));
         assert_eq!(found.first_past(1e-5), None);
     }
 
     #[test]
     fn the_first_layer_that_differs_is_named() {
-        for (error, way) in
-            [(0.5, Way::Decode), (0.5, Way::Prefill(512)), (f32::NAN, Way::Decode), (f32::INFINITY, Way::Decode)]
-        {
+        for (error, way) in [
+            (0.5, EvaluationMode::Decode),
+            (0.5, EvaluationMode::Prefill(512)),
+            (f32::NAN, EvaluationMode::Decode),
+            (f32::INFINITY, EvaluationMode::Decode),
+        ] {
             let mut faulty = Faulty { pass: pass(true), layer: 3, error };
             let found = compare(&mut *pass(true), &mut faulty, &IDS, way, go_on).unwrap();
-            assert_eq!(found.first_past(1e-6), Some(Place::Layer(3)), "{found:?}");
+            assert_eq!(found.first_past(1e-6), Some(DivergencePoint::Layer(3)), "{found:?}");
             assert_eq!(found.layers[3].position, 3);
             assert_eq!(found.layers[2].max_difference, 0.0);
             let largest = found.layers[3].max_difference;
@@ -348,7 +351,7 @@ mod tests {
     #[test]
     fn what_cannot_be_compared_is_refused() {
         let run = |ids: &[u32], progress: fn(usize, usize) -> ControlFlow<()>| {
-            compare(&mut *pass(true), &mut *pass(true), ids, Way::Decode, progress).unwrap_err()
+            compare(&mut *pass(true), &mut *pass(true), ids, EvaluationMode::Decode, progress).unwrap_err()
         };
         assert!(matches!(run(&[], go_on), Error::EmptyPrompt));
         assert!(matches!(run(&[1, 512], go_on), Error::Forward(ForwardError::TokenOutOfRange { id: 512, .. })));

@@ -190,7 +190,7 @@ impl PrefixStore {
         ids: &[u32],
         most: u64,
     ) -> Result<u64, SnapshotError> {
-        let snapshot = Snapshot::of_first(pass.cache(), seq, ids.len())?;
+        let snapshot = Snapshot::of_prefix(pass.cache(), seq, ids.len())?;
         let bytes = bytes_of(&snapshot, ids);
         if bytes > most {
             // As long a beginning as there is time for; layers with windows or states may have none.
@@ -292,12 +292,12 @@ impl PrefixStore {
         let Text { snapshot, blocks, .. } = &mut self.texts[i];
         match blocks {
             Blocks::Ram(blocks) => {
-                snapshot.restore_first(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?;
+                snapshot.restore_prefix(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?;
             }
             Blocks::Disk(file) => {
                 file.rewind().map_err(SnapshotError::Read)?;
                 let mut input = BufReader::with_capacity(BUFFER, file);
-                snapshot.restore_first(stored.n, pass.cache(), seq, &mut input)?;
+                snapshot.restore_prefix(stored.n, pass.cache(), seq, &mut input)?;
             }
         }
         self.hits += 1;
@@ -352,7 +352,7 @@ mod tests {
         };
         let want = pass.forward(&batch(0, 0)).unwrap().as_slice().to_vec();
         let mut store = PrefixStore::new(1 << 30, None);
-        let whole = bytes_of(&Snapshot::of(pass.cache(), 0).unwrap(), &ids);
+        let whole = bytes_of(&Snapshot::of_sequence(pass.cache(), 0).unwrap(), &ids);
         for (most, n) in [(whole / 7, 0), (whole / 2, 128), (whole - 1, 256), (whole, 300)] {
             let bytes = store.add(&mut *pass, 0, Owner::Everybody, &ids, most).unwrap();
             assert!(bytes <= most && (bytes > 0) == (n > 0), "{bytes} of {most}");

@@ -173,7 +173,7 @@ impl SessionFile {
             return write_file(path, model, note, &[], None, |_| Ok(())).map(drop);
         };
         let SavedText { pass, seq, ids } = text;
-        let snapshot = Snapshot::of(pass.cache(), seq)?;
+        let snapshot = Snapshot::of_sequence(pass.cache(), seq)?;
         let write_blocks = |out: &mut dyn Write| snapshot.write_blocks(pass.cache(), seq, out);
         write_file(path, model, note, ids, Some(&snapshot), write_blocks).map(drop)
     }

@@ -51,8 +51,8 @@ impl Run<'_> {
         self.expert_input(e, w);
         self.visit(e, w, &visits, n_tokens);
         self.sum_visits(e, w, &visits, n_tokens);
-        if let Some([_, result, _]) = &w.own_norms
-            && let Some(own) = &e.own_norms
+        if let Some([_, result, _]) = &w.expert_norms
+            && let Some(own) = &e.expert_norms
         {
             let s = &mut *self.s;
             s.experts.input.resize(s.experts.sum.len(), 0.0);
@@ -81,7 +81,7 @@ impl Run<'_> {
     fn route(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Visit> {
         let n_embd = self.spec.n_embd;
         let s = &mut *self.s;
-        if let (Some(own), Some(factors)) = (&e.own_norms, &w.router_scale) {
+        if let (Some(own), Some(factors)) = (&e.expert_norms, &w.router_scale) {
             // rms(x) / sqrt(n_embd) * scale
             let factor = 1.0 / (n_embd as f32).sqrt();
             let weight: Vec<f32> = factors.iter().map(|s| s * factor).collect();
@@ -110,7 +110,7 @@ impl Run<'_> {
 
     /// The experts' input goes to `experts.input`, where it is not `h`.
     fn expert_input(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
-        if let (Some(own), Some([input, _, _])) = (&e.own_norms, &w.own_norms) {
+        if let (Some(own), Some([input, _, _])) = (&e.expert_norms, &w.expert_norms) {
             let s = &mut *self.s;
             normalize(self.pool, self.isa, (&own.input, input), &s.x, &mut s.experts.input);
         }
@@ -144,7 +144,7 @@ impl Run<'_> {
         let (n_in, n_ff, isa) = (e.latent.unwrap_or(self.spec.n_embd), e.expert.n_ff, self.isa);
         let runs: Vec<_> = visits.chunk_by(|a, b| a.expert == b.expert).collect();
         let s = &mut *self.s;
-        let input = if e.own_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.h };
+        let input = if e.expert_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.h };
         // A single token's row need not be sorted: all its experts read it.
         let one = n_tokens == 1 && !e.router.weight_input;
         if !one {
@@ -254,7 +254,7 @@ impl Run<'_> {
                 scale_by(row, factor);
             }
         }
-        if let (Some(own), Some([_, _, shared])) = (&e.own_norms, &w.own_norms) {
+        if let (Some(own), Some([_, _, shared])) = (&e.expert_norms, &w.expert_norms) {
             let Norm { kind, eps, .. } = own.shared_result;
             for row in s.result.chunks_exact_mut(n_embd) {
                 let x = row.to_vec();

@@ -222,11 +222,11 @@ fn are_plain(experts: &CudaExperts) -> bool {
         expert_scale: _,
         shared,
         shared_gate,
-        own_norms,
+        expert_norms,
         activation: _,
         ..
     } = experts;
-    let more = router_norm.is_some() || latent.is_some() || own_norms.is_some();
+    let more = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
     let all_tokens = shared.is_some() || shared_gate.is_some();
     let whole = down.n_in().is_multiple_of(down.format().record().panels * PANEL);
     let chosen = spec.n_used <= MAX_EXPERTS && spec.n_expert.is_multiple_of(4) && spec.n_expert <= MAX_ROUTED;

@@ -71,7 +71,7 @@ impl Steps {
             dt_bias: w.dt_bias.ptr(),
             n_head_k: of.n_head_k as u32,
             heads_of_key: match of.sharing {
-                KeySharing::InTurns => 0,
+                KeySharing::Interleaved => 0,
                 KeySharing::Grouped => (n_head / of.n_head_k) as u32,
             },
             unused: 0,

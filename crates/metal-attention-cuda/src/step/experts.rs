@@ -23,7 +23,7 @@ const MAX_ROUTED: usize = 4 * 256 * 8;
 pub(super) fn elements(of: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     let (n_ff, n_in, n_items) = (of.expert.n_ff, of.latent.unwrap_or(n_embd), n.saturating_mul(of.n_used));
     let weighed = if of.router.weight_input { n_items * n_in } else { 0 };
-    let other = if of.latent.is_some() || of.own_norms.is_some() { n_embd.max(n_in) } else { 0 };
+    let other = if of.latent.is_some() || of.expert_norms.is_some() { n_embd.max(n_in) } else { 0 };
     let [items, work] = sorted_elements(n_items, of.n_expert);
     let packed = |width: usize| packed_elements(n_items, of.n_expert, width);
     [
@@ -198,7 +198,7 @@ impl Steps {
         }
 
         let mut rows = h;
-        if let Some([norm, _, _]) = &w.own_norms {
+        if let Some([norm, _, _]) = &w.expert_norms {
             self.norm_rows(step, x, n_embd, norm, other)?;
             rows = other;
         }
@@ -303,19 +303,19 @@ impl Steps {
                 return Err(CudaError::UnsupportedPart { part: "shared experts without a last product" });
             };
             self.store_all(step, what, [linear], input, shared)?;
-            if let Some([_, _, norm]) = &w.own_norms {
+            if let Some([_, _, norm]) = &w.expert_norms {
                 self.norm_rows(step, shared, n_embd, norm, shared)?;
             }
             args.shared = shared;
             args.gate = ptr(w.shared_gate.as_ref());
         }
-        if w.own_norms.is_none() && w.latent.is_none() {
+        if w.expert_norms.is_none() && w.latent.is_none() {
             return Ok(Given::Sum(args));
         }
         // The sum goes through more before what all tokens go through is added.
         let mut result = sum;
         self.experts_sum(step, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
-        if let Some([_, norm, _]) = &w.own_norms {
+        if let Some([_, norm, _]) = &w.expert_norms {
             self.norm_rows(step, sum, n_in, norm, sum)?;
         }
         if let Some([_, linear]) = &w.latent {

@@ -27,7 +27,7 @@ pub(crate) struct CudaExperts {
     pub(crate) shared: Option<CudaDense>,
     pub(crate) shared_gate: Option<Vector>,
     /// Of the experts' input, their sum, and the result of what all tokens go through.
-    pub(crate) own_norms: Option<[CudaNorm; 3]>,
+    pub(crate) expert_norms: Option<[CudaNorm; 3]>,
     /// Of the experts: its number and its parameter.
     pub(crate) activation: (u32, f32),
     /// Whether products know it.
@@ -58,15 +58,16 @@ impl Loader<'_> {
         let router = &w.router.weight;
         let as_they_are = router.ty() == TensorType::F32;
         let router_rows = as_they_are.then(|| self.vector(&router.to_f32())).transpose()?;
-        let (mut router_norm, mut own_norms) = (None, None);
-        if let (Some(own), Some([input, result, shared]), Some(scale)) = (&of.own_norms, &w.own_norms, &w.router_scale)
+        let (mut router_norm, mut expert_norms) = (None, None);
+        if let (Some(own), Some([input, result, shared]), Some(scale)) =
+            (&of.expert_norms, &w.expert_norms, &w.router_scale)
         {
             // rms(x) / sqrt(n_embd) * scale
             let factor = 1.0 / (scale.len() as f32).sqrt();
             let weight = self.vector(&scale.iter().map(|s| s * factor).collect::<Vec<_>>())?;
             let (kind, n) = (NormKind::Rms, scale.len());
             router_norm = Some(CudaNorm { kind, weight, bias: None, eps: own.router_eps, n });
-            own_norms = Some([
+            expert_norms = Some([
                 self.one_norm(&own.input, input)?,
                 self.one_norm(&own.result, result)?,
                 self.one_norm(&own.shared_result, shared)?,
@@ -85,7 +86,7 @@ impl Loader<'_> {
             expert_scale: self.optional(w.expert_scale.as_deref())?,
             shared,
             shared_gate: self.optional(w.shared_gate.as_deref())?,
-            own_norms,
+            expert_norms,
             activation: activation_code(of.expert.activation),
             simple: match of.expert.activation {
                 Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,

@@ -2,15 +2,16 @@
 
 use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNorm};
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{
-    Classifier, Embedding, Head, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, OutputScale, Pooling, Residual,
+    Classifier, Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, OutputHead, OutputScale, Pooling,
+    Residual,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
 
 /// A Llama-like decoder with this family's norms and rotation: norms before attention and feed-forward, a gated feed-forward
 /// with SiLU, one head over the last state.
-pub(super) fn decoder(k: &Keys<'_>, norm: NormKind, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
+pub(super) fn decoder(k: &MetadataReader<'_>, norm: NormKind, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let head_count = k.per_layer("attention.head_count", n_layer)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let head_count_kv = k.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| head_count.clone());
@@ -22,7 +23,7 @@ pub(super) fn decoder(k: &Keys<'_>, norm: NormKind, layout: RopeLayout) -> Resul
 /// Causal attention of a layer with so many heads, and so many of keys and values. All layers' heads are of one length: that
 /// of the `n_head_first` heads of the first layer, where no key says it.
 pub(super) fn attention(
-    k: &Keys<'_>,
+    k: &MetadataReader<'_>,
     layout: RopeLayout,
     n_head_first: usize,
     (n_head, n_head_kv): (usize, usize),
@@ -63,7 +64,7 @@ pub(super) fn attention(
 }
 
 /// The rest of such a decoder around these mixers, one a layer.
-pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result<ModelSpec, ModelError> {
+pub(super) fn around(k: &MetadataReader<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result<ModelSpec, ModelError> {
     let n_ff = if let Some(widths) = k.per_layer("feed_forward_length", mixers.len())? {
         widths
     } else {
@@ -76,7 +77,11 @@ pub(super) fn around(k: &Keys<'_>, norm: NormKind, mixers: Vec<Mixer>) -> Result
 }
 
 /// A decoder of these mixers and feed-forwards, one after the other, each with a norm before it where it is there.
-pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>) -> Result<ModelSpec, ModelError> {
+pub(super) fn stack(
+    k: &MetadataReader<'_>,
+    norm: Norm,
+    layers: Vec<(Mixer, FeedForward)>,
+) -> Result<ModelSpec, ModelError> {
     let layer = |(mixer, feed_forward)| LayerSpec {
         mixer_norm: (mixer != Mixer::None).then_some(norm),
         mixer,
@@ -103,7 +108,7 @@ pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>)
         layers: layers.into_iter().map(layer).collect(),
         output: Output {
             norm: Some(norm.named("output_norm")),
-            head: Some(Head { scale: 1.0, soft_cap: None, tied: None, bias: false }),
+            head: Some(OutputHead { scale: 1.0, soft_cap: None, tied: None, bias: false }),
             pooling: k.pooling()?,
             dense: Vec::new(),
             classifier: None,
@@ -113,7 +118,7 @@ pub(super) fn stack(k: &Keys<'_>, norm: Norm, layers: Vec<(Mixer, FeedForward)>)
 }
 
 /// Refuses heads that together are larger than any model's.
-pub(super) fn check_heads(k: &Keys<'_>, n_head: usize, head_dim: usize) -> Result<(), ModelError> {
+pub(super) fn check_heads(k: &MetadataReader<'_>, n_head: usize, head_dim: usize) -> Result<(), ModelError> {
     let plausible = n_head.checked_mul(head_dim).is_some_and(|n| n <= 1 << 28);
     k.check("attention.key_length", head_dim, plausible, "heads this large are not plausible")
 }
@@ -177,7 +182,7 @@ impl ModelSpec {
 
     /// Files of the family always have a matrix for the output head.
     pub(super) fn set_own_head(&mut self) {
-        self.output.head = self.output.head.map(|head| Head { tied: Some(false), ..head });
+        self.output.head = self.output.head.map(|head| OutputHead { tied: Some(false), ..head });
     }
 
     /// Whether the norms before mixers and feed-forwards, of the embedding and of the output have a bias.
@@ -236,7 +241,11 @@ impl ModelSpec {
 }
 
 /// The classifier of rerankers, where the file has one; `pooling`: how the family's pool a text, where no key says it.
-pub(super) fn classifier(k: &Keys<'_>, pooling: Pooling, norm_eps: f32) -> Result<Option<Classifier>, ModelError> {
+pub(super) fn classifier(
+    k: &MetadataReader<'_>,
+    pooling: Pooling,
+    norm_eps: f32,
+) -> Result<Option<Classifier>, ModelError> {
     let is_ranker = k.pooling()? == Some(Pooling::Rank);
     if !["cls.weight", "cls.output.weight"].iter().any(|name| k.has_tensor(name, is_ranker)) {
         return Ok(None);
@@ -260,7 +269,7 @@ pub(super) struct ExpertDefaults {
 }
 
 /// The experts that the file describes; an error where it has none. `n_ff`: an expert's width where no key says it.
-pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Result<Experts, ModelError> {
+pub(super) fn experts(k: &MetadataReader<'_>, defaults: ExpertDefaults, n_ff: usize) -> Result<Experts, ModelError> {
     let n_used = k.positive("expert_used_count")?;
     let n_ff = match k.per_layer("expert_feed_forward_length", k.n_layer()?) {
         Ok(Some(widths)) => {
@@ -278,7 +287,7 @@ pub(super) fn experts(k: &Keys<'_>, defaults: ExpertDefaults, n_ff: usize) -> Re
 
 /// The same where layers differ in how many experts a token goes to, and in their width.
 pub(super) fn experts_of(
-    k: &Keys<'_>,
+    k: &MetadataReader<'_>,
     defaults: ExpertDefaults,
     n_used: usize,
     n_ff: usize,
@@ -322,7 +331,7 @@ pub(super) fn experts_of(
             groups,
             weight_input: false,
         },
-        own_norms: None,
+        expert_norms: None,
         shared: None,
     })
 }

@@ -1,14 +1,14 @@
 //! DeepSeek 1 to 3, R1 and those that are built like them (Kimi K2, GigaChat 3, Mistral 4); `dots.llm1`; PLM.
 
 use super::decoder::{ExpertDefaults, around, check_heads, decoder, experts, shared_expert};
-use crate::attention::{LatentAttentionSpec, Temperature};
+use crate::attention::{LatentAttentionSpec, QueryTemperature};
 use crate::feed_forward::{Activation, Experts, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{Mixer, NormKind};
-use crate::{Head, ModelError, ModelSpec, Rope, RopeLayout, RopeScaling};
+use crate::{ModelError, ModelSpec, OutputHead, Rope, RopeLayout, RopeScaling};
 
 /// DeepSeek V2 and V3: latent attention; experts beside shared ones after some dense layers.
-pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn deepseek2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let eps = k.norm(NormKind::Rms)?.eps;
     let kv_rank = k.positive("attention.kv_lora_rank")?;
     // Files from before the query took the key's expansion in name the heads' own sizes by the plain keys.
@@ -33,7 +33,7 @@ pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     let q_rank = k.opt_usize("attention.q_lora_rank")?.filter(|&n| n > 0);
     let q_rank = q_rank.filter(|_| !k.has_tensor("blk.0.attn_q.weight", false));
     let temperature = match k.opt_f32("attention.temperature_scale")?.filter(|&s| s != 0.0) {
-        Some(scale) => Some(Temperature { scale, length: k.positive("attention.temperature_length")?, offset: 0 }),
+        Some(scale) => Some(QueryTemperature { scale, length: k.positive("attention.temperature_length")?, offset: 0 }),
         None => None,
     };
     let latent = LatentAttentionSpec {
@@ -56,7 +56,7 @@ pub(super) fn deepseek2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// A decoder with this attention in every layer, and as many heads as the file says.
-fn of_latent_attention(k: &Keys<'_>, latent: &LatentAttentionSpec) -> Result<ModelSpec, ModelError> {
+fn of_latent_attention(k: &MetadataReader<'_>, latent: &LatentAttentionSpec) -> Result<ModelSpec, ModelError> {
     let longest = latent.head_dim().max(latent.value_dim).max(latent.kv_rank + latent.shared_dim);
     let n_head = k.per_layer("attention.head_count", k.n_layer()?)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let mixer = |n_head| {
@@ -67,7 +67,7 @@ fn of_latent_attention(k: &Keys<'_>, latent: &LatentAttentionSpec) -> Result<Mod
 }
 
 /// A decoder with latent attention as it was before the query took the key's expansion in: both expansions are one matrix.
-pub(super) fn first_latent(k: &Keys<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
+pub(super) fn first_latent(k: &MetadataReader<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
     let n_embd = k.positive("embedding_length")?;
     let n_head = k.per_layer("attention.head_count", k.n_layer()?)?.ok_or_else(|| k.missing("attention.head_count"))?;
     let default = (n_embd / n_head[0]).max(1);
@@ -91,26 +91,26 @@ pub(super) fn first_latent(k: &Keys<'_>, layout: RopeLayout) -> Result<ModelSpec
 }
 
 /// PLM: latent attention with queries projected at once, `ReLU` squared without a gate.
-pub(super) fn plm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn plm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = first_latent(k, RopeLayout::Interleaved)?;
     m.no_gate(Activation::ReluSquared);
-    m.output.head = m.output.head.map(|head| Head { tied: Some(true), ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { tied: Some(true), ..head });
     Ok(m)
 }
 
 /// DeepSeek 1: experts beside shared ones after some dense layers.
-pub(super) fn deepseek(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn deepseek(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     with_experts(k, RopeLayout::Interleaved)
 }
 
 /// The text part of DeepSeek-OCR: the same with a plain rotation of halves.
-pub(super) fn deepseek_ocr(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn deepseek_ocr(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = with_experts(k, RopeLayout::Halves)?;
     m.rope_mut().for_each(|rope| *rope = Rope::new(rope.n_rot, RopeLayout::Halves, rope.freq_base));
     Ok(m)
 }
 
-fn with_experts(k: &Keys<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
+fn with_experts(k: &MetadataReader<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, layout)?;
     let e = shared_experts(k, RouterScore::Softmax)?;
     m.set_experts(k.opt_usize("leading_dense_block_count")?.unwrap_or(0), &e);
@@ -118,7 +118,7 @@ fn with_experts(k: &Keys<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelErro
 }
 
 /// `dots.llm1`: DeepSeek's experts with plain attention and norms of queries and keys.
-pub(super) fn dots1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn dots1(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.norm_heads(k.norm(NormKind::Rms)?.eps);
     let e = shared_experts(k, RouterScore::Softmax)?;
@@ -128,7 +128,7 @@ pub(super) fn dots1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Experts beside shared ones, `expert_shared_count` times as wide as one.
-pub(super) fn shared_experts(k: &Keys<'_>, score: RouterScore) -> Result<Experts, ModelError> {
+pub(super) fn shared_experts(k: &MetadataReader<'_>, score: RouterScore) -> Result<Experts, ModelError> {
     let mut e = experts(k, ExpertDefaults { score, renormalize: false }, 0)?;
     e.router.choice_bias = true;
     let n_shared = k.opt_usize("expert_shared_count")?.unwrap_or(0);

@@ -2,13 +2,13 @@
 
 use super::decoder::decoder;
 use super::mamba::mamba2_spec;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::Mamba2Spec;
 use crate::spec::{AttentionAndMamba2Spec, Mixer, Norm, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Falcon-H1; in some of its sizes Mamba's result is normalised.
-pub(super) fn falcon_h1(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn falcon_h1(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     let spec = mamba2_spec(k)?;

@@ -2,12 +2,12 @@
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// `ChatGLM` 3, GLM 4 (9B), GLM-Edge: half of each head rotated; queries, keys and values in one matrix, gate and up in another.
-pub(super) fn chatglm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn chatglm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     m.dense_mut().for_each(|dense| dense.fused = true);
@@ -15,7 +15,7 @@ pub(super) fn chatglm(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// GLM 4 (0414), Z1: norms of the results too, half of each head rotated, gate and up in one matrix.
-pub(super) fn glm4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn glm4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     // GLM 4.1V, which has sections for pictures, pairs halves.
     let sections = k.opt_numbers("rope.dimension_sections")?.iter().any(|&n| n > 0);
     let layout = if sections { RopeLayout::Halves } else { RopeLayout::Interleaved };
@@ -27,7 +27,7 @@ pub(super) fn glm4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 
 /// GLM 4.5, 4.6: experts chosen by sigmoid and a bias beside one for all tokens, after some dense layers. What lies behind
 /// the last layer predicts further tokens and is left out.
-pub(super) fn glm4moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn glm4moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
     for layer in &mut m.layers {

@@ -2,18 +2,18 @@
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::feed_forward::{Activation, FeedForward, RouterScore, SharedExpert};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
-use crate::{Head, ModelError, ModelSpec, RopeLayout};
+use crate::{ModelError, ModelSpec, OutputHead, RopeLayout};
 
-pub(super) fn grok(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn grok(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
     // Files of Grok 1 leave the factors out.
     m.embedding.scale = k.positive_f32("embedding_scale", 78.383_67)?;
     let scale = k.positive_f32("logit_scale", 0.577_350_26)?;
     let soft_cap = k.opt_positive_f32("final_logit_softcapping")?;
-    m.output.head = m.output.head.map(|head| Head { scale, soft_cap, ..head });
+    m.output.head = m.output.head.map(|head| OutputHead { scale, soft_cap, ..head });
     let scale = k.positive_f32("attention.output_scale", 0.088_388_346)?;
     let soft_cap = Some(k.positive_f32("attn_logit_softcapping", 30.0)?);
     m.attention_mut().for_each(|(_, a)| (a.scale, a.soft_cap) = (scale, soft_cap));

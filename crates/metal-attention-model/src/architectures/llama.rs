@@ -1,9 +1,9 @@
 //! Llama and those that are built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Seed-OSS, EXAONE 3, Baichuan.
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
-use crate::attention::{Mask, NormOver, Positions, QkNorm, Temperature};
+use crate::attention::{Mask, NormOver, Positions, QkNorm, QueryTemperature};
 use crate::feed_forward::{Activation, FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
@@ -11,7 +11,7 @@ const SOFTMAX: ExpertDefaults = ExpertDefaults { score: RouterScore::Softmax, re
 
 /// Llama, InternLM 2, ERNIE 4.5: neighbours are rotated together; Mixtral's experts where the file has some; windows of
 /// Mistral 7B v0.1.
-pub(super) fn neighbours(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn neighbours(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     if k.n_expert()?.is_some() {
         let n_ff = k.positive("feed_forward_length")?;
@@ -24,19 +24,19 @@ pub(super) fn neighbours(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// EXAONE 3, openPangu Embedded (with its biases), the text part of `PaddleOCR-VL`: halves are rotated together.
-pub(super) fn halves(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn halves(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     decoder(k, NormKind::Rms, RopeLayout::Halves)
 }
 
 /// XVERSE: with a head of its own.
-pub(super) fn xverse(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn xverse(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.set_own_head();
     Ok(m)
 }
 
 /// Baichuan 1 and 2; 13B, with its 40 layers, knows positions by ALiBi.
-pub(super) fn baichuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn baichuan(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = xverse(k)?;
     if m.n_layer() == 40 {
         m.set_positions(Positions::Alibi { max_bias: 8.0 });
@@ -45,28 +45,28 @@ pub(super) fn baichuan(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Refact: `ALiBi`.
-pub(super) fn refact(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn refact(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = halves(k)?;
     m.set_positions(Positions::Alibi { max_bias: 8.0 });
     Ok(m)
 }
 
 /// Orion: Layer norms.
-pub(super) fn orion(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn orion(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.set_own_head();
     Ok(m)
 }
 
 /// Arcee (AFM 4.5B): `ReLU` squared without a gate.
-pub(super) fn arcee(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn arcee(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.no_gate(Activation::ReluSquared);
     Ok(m)
 }
 
 /// Maincoder: each head of queries and keys is normalised after the rotation.
-pub(super) fn maincoder(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn maincoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Head, after_rope: true });
@@ -74,7 +74,7 @@ pub(super) fn maincoder(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// ERNIE 4.5 with experts in each so-many-th layer, after some dense ones.
-pub(super) fn ernie_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn ernie_moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let mut e = experts(k, SOFTMAX, k.positive("feed_forward_length")?)?;
     e.router.choice_bias = true;
@@ -92,7 +92,7 @@ pub(super) fn ernie_moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Llama-embed: no causal mask.
-pub(super) fn embed(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn embed(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = neighbours(k)?;
     if !k.opt_bool("attention.causal")?.unwrap_or(false) {
         m.attention_mut().for_each(|(_, a)| a.mask = Mask::Full);
@@ -101,7 +101,7 @@ pub(super) fn embed(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// SmolLM 3: each fourth layer knows no positions.
-pub(super) fn smollm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn smollm3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     for (_, a) in m.attention_mut().filter(|(i, _)| (i + 1).is_multiple_of(4)) {
         a.positions = Positions::None;
@@ -110,7 +110,7 @@ pub(super) fn smollm3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Seed-OSS: biases of queries, keys and values; the norm before the feed-forward has another name.
-pub(super) fn seed_oss(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn seed_oss(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
     for layer in &mut m.layers {
@@ -121,7 +121,7 @@ pub(super) fn seed_oss(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 
 /// Llama 4: three of four layers see chunks, the fourth all, without rotation and with queries that grow; experts in each
 /// so-many-th layer, weighted at their input, beside one that all tokens go through.
-pub(super) fn llama4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn llama4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     const CHUNK: usize = 8192;
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let chunked = k.opt_usize("attention.sliding_window")? != Some(0);
@@ -140,7 +140,7 @@ pub(super) fn llama4(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
             }
         } else {
             a.positions = Positions::None;
-            a.temperature = Some(Temperature { scale: 0.1, length: CHUNK, offset: 1 });
+            a.temperature = Some(QueryTemperature { scale: 0.1, length: CHUNK, offset: 1 });
         }
     }
     if k.n_expert()?.is_some() {

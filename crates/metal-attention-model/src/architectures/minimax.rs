@@ -3,11 +3,11 @@
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::attention::{NormOver, QkNorm};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-pub(super) fn minimax_m2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn minimax_m2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     m.set_qk_norm(QkNorm { kind: NormKind::Rms, eps, over: NormOver::Row, after_rope: false });

@@ -36,15 +36,15 @@ mod qwen_hybrid;
 mod rwkv;
 mod stablelm;
 
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::{ModelError, ModelSpec};
 
 /// Reads a family's metadata.
-type Reader = fn(&Keys<'_>) -> Result<ModelSpec, ModelError>;
+type FamilyReader = fn(&MetadataReader<'_>) -> Result<ModelSpec, ModelError>;
 
 /// Every architecture by its name in `general.architecture`, and what reads it.
 #[rustfmt::skip]
-const ARCHITECTURES: &[(&str, Reader)] = &[
+const ARCHITECTURES: &[(&str, FamilyReader)] = &[
     ("arcee",          llama::arcee),
     ("arwkv7",         rwkv::arwkv7),
     ("baichuan",       llama::baichuan),
@@ -159,7 +159,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// What the model is made of whose metadata these are.
-pub(crate) fn read(keys: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(crate) fn read(keys: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let architecture = keys.architecture();
     match ARCHITECTURES.iter().find(|(name, _)| *name == architecture) {
         Some((_, read)) => read(keys),

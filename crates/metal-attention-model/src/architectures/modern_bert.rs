@@ -3,11 +3,11 @@
 use super::decoder::{WindowRope, classifier, decoder};
 use crate::attention::Mask;
 use crate::feed_forward::Activation;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{Classifier, NormKind};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
-pub(super) fn modern_bert(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn modern_bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Layer)?;
     m.embedding.norm = Some(norm.named("token_embd_norm"));
@@ -26,7 +26,7 @@ pub(super) fn modern_bert(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
     if let Some(window) = k.window()? {
         let freq_base = k.freq_base("rope.freq_base_swa")?.unwrap_or(10_000.0);
         let windowed = k.windowed_layers(m.n_layer(), 3, true)?;
-        m.set_windows(&windowed, Mask::Near(window / 2), Some(WindowRope { freq_base }));
+        m.set_windows(&windowed, Mask::SymmetricWindow(window / 2), Some(WindowRope { freq_base }));
     }
     m.output.head = None;
     m.output.classifier = classifier(k, Pooling::Mean, norm.eps)?.map(|c| Classifier { gelu: true, ..c });

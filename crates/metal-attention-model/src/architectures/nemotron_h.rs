@@ -4,13 +4,13 @@ use super::decoder::{ExpertDefaults, attention, experts_of, shared_expert, stack
 use super::mamba::{heads, mamba2_spec};
 use crate::attention::Positions;
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, RouterScore};
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::recurrent::Mamba2Spec;
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
 /// Nemotron-H, Nemotron Nano 2, and Nemotron 3, which has experts.
-pub(super) fn nemotron_h(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn nemotron_h(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let kind = match k.opt_f32("attention.layer_norm_rms_epsilon")? {
         Some(_) => NormKind::Rms,
@@ -38,7 +38,7 @@ pub(super) fn nemotron_h(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 
 /// The feed-forward of layer `i`: without a gate; or experts, chosen by sigmoid and a bias, beside a shared one, and in the
 /// largest models over a narrower row.
-fn feed_forward(k: &Keys<'_>, i: usize, n_ff: usize) -> Result<FeedForward, ModelError> {
+fn feed_forward(k: &MetadataReader<'_>, i: usize, n_ff: usize) -> Result<FeedForward, ModelError> {
     let plain = |n_ff| Dense { n_ff, gated: false, activation: Activation::ReluSquared, fused: false };
     if k.n_expert()?.is_none() {
         return Ok(FeedForward::Dense(plain(n_ff)));

@@ -3,12 +3,12 @@
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts, shared_expert};
 use crate::feed_forward::RouterScore;
-use crate::keys::Keys;
+use crate::metadata_reader::MetadataReader;
 use crate::spec::{Classifier, NormKind};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
 /// Qwen 1: queries, keys and values from one matrix with a bias; the width counts gate and up together.
-pub(super) fn qwen(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| (a.fused_qkv, a.qkv_bias) = (true, true));
     for dense in m.dense_mut() {
@@ -20,14 +20,14 @@ pub(super) fn qwen(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Qwen 2, 2.5, 2-VL: biases of queries, keys and values.
-pub(super) fn qwen2(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
     Ok(m)
 }
 
 /// Qwen 1.5 and 2 with experts, beside one that all tokens go through by a gate.
-pub(super) fn qwen2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let n_ff = k.positive("feed_forward_length")?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: false };
@@ -39,7 +39,7 @@ pub(super) fn qwen2moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Qwen 3, 3-VL: each head of queries and keys is normalised.
-pub(super) fn qwen3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;
     m.norm_heads(eps);
@@ -48,7 +48,7 @@ pub(super) fn qwen3(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
 }
 
 /// Qwen 3 with experts.
-pub(super) fn qwen3moe(k: &Keys<'_>) -> Result<ModelSpec, ModelError> {
+pub(super) fn qwen3moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = qwen3(k)?;
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
     let n_ff = k.positive("feed_forward_length")? / k.positive("expert_used_count")?;

@@ -6,29 +6,29 @@ use crate::{CacheGroup, PAGE};
 
 /// Which page of a group's layers holds which positions of which sequence.
 #[derive(Debug, Clone)]
-pub(super) struct Pool {
+pub(super) struct PagePool {
     pub(super) group: CacheGroup,
     /// How many sequences hold each page that was handed out so far.
     pub(super) counts: Vec<u32>,
     /// Pages that were given back. The lowest is the next to be handed out, so that the pages of a sequence that is alone
     /// in the cache lie one after the other, however often it was cut.
     pub(super) free: BTreeSet<u32>,
-    pub(super) lists: Vec<List>,
+    pub(super) lists: Vec<PageList>,
 }
 
 /// The pages of a sequence.
 #[derive(Debug, Clone, Default)]
-pub(super) struct List {
+pub(super) struct PageList {
     /// Position `p` is in page `p / PAGE`. Those beyond the sequence's length are reserved.
     pub(super) pages: Vec<u32>,
     /// How many of the first were given back: no token to come sees them. Their numbers stand for nothing.
     pub(super) n_dropped: usize,
 }
 
-impl Pool {
+impl PagePool {
     pub(super) fn new(group: CacheGroup, n_seq: usize) -> Self {
         let group = CacheGroup { n_pages: group.n_pages.min(u32::MAX as usize), ..group };
-        Self { group, counts: Vec::new(), free: BTreeSet::new(), lists: vec![List::default(); n_seq] }
+        Self { group, counts: Vec::new(), free: BTreeSet::new(), lists: vec![PageList::default(); n_seq] }
     }
 
     pub(super) fn pages(&self, seq: usize) -> &[u32] {
@@ -61,11 +61,11 @@ impl Pool {
         // Shared pages that a sequence gives up, for a copy or because its window moves on: the last to do so frees them.
         let mut given_up: Vec<u32> = Vec::new();
         for (seq, (&n_past, &n)) in n_past.iter().zip(new).enumerate().filter(|(_, (_, n))| **n > 0) {
-            let List { pages, n_dropped } = &self.lists[seq];
+            let PageList { pages, n_dropped } = &self.lists[seq];
             let more = (n_past + n).div_ceil(PAGE).saturating_sub(pages.len());
             taken += more;
             let mut others = &pages[*n_dropped..];
-            let n_moved = (others.len() + more).saturating_sub(self.group.pages_of_a_sequence);
+            let n_moved = (others.len() + more).saturating_sub(self.group.max_pages_per_sequence);
             if !n_past.is_multiple_of(PAGE) {
                 // A copy, or itself where no one else holds it.
                 taken += 1;
@@ -96,7 +96,7 @@ impl Pool {
     pub(super) fn grow(&mut self, seq: usize, n: usize) {
         while self.lists[seq].pages.len() * PAGE < n {
             let list = &mut self.lists[seq];
-            if list.pages.len() - list.n_dropped == self.group.pages_of_a_sequence {
+            if list.pages.len() - list.n_dropped == self.group.max_pages_per_sequence {
                 list.n_dropped += 1;
                 let dropped = list.pages[list.n_dropped - 1];
                 self.put_back(dropped);
@@ -127,8 +127,8 @@ impl Pool {
 
     /// Gives sequence `to`, which holds nothing, the first `n` pages of sequence `from`.
     pub(super) fn share(&mut self, from: usize, to: usize, n: usize) {
-        let List { pages, n_dropped } = &self.lists[from];
-        let shared = List { pages: pages[..n].to_vec(), n_dropped: (*n_dropped).min(n) };
+        let PageList { pages, n_dropped } = &self.lists[from];
+        let shared = PageList { pages: pages[..n].to_vec(), n_dropped: (*n_dropped).min(n) };
         for &page in &shared.pages[shared.n_dropped..] {
             self.counts[page as usize] += 1;
         }
@@ -140,15 +140,15 @@ impl Pool {
     pub(super) fn n_kept(&self, n: usize, n_dropped: usize) -> Option<usize> {
         let kept = n.div_ceil(PAGE).checked_sub(n_dropped)?;
         let is_seen = self.group.mask.seen(n, n + 1).start < n_dropped * PAGE;
-        (!is_seen).then(|| kept.min(self.group.pages_of_a_sequence))
+        (!is_seen).then(|| kept.min(self.group.max_pages_per_sequence))
     }
 
     /// Gives sequence `seq`, which holds nothing, the last `n_kept` of the pages of `n` tokens; there are enough.
-    pub(super) fn adopt(&mut self, seq: usize, n: usize, n_kept: usize) {
+    pub(super) fn allocate(&mut self, seq: usize, n: usize, n_kept: usize) {
         let n_dropped = n.div_ceil(PAGE) - n_kept;
         let mut pages = vec![0; n_dropped];
         pages.extend((0..n_kept).map(|_| self.take()));
-        self.lists[seq] = List { pages, n_dropped };
+        self.lists[seq] = PageList { pages, n_dropped };
     }
 
     /// A page that nobody holds.

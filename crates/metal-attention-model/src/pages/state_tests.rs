@@ -69,11 +69,11 @@ struct Cache {
 
 impl Cache {
     fn new(n_states: usize, n_windows: Option<usize>, n_ubatch: usize) -> Self {
-        let room =
+        let capacity =
             Capacity { n_ctx: N_CTX, n_seq: N_SEQ, n_cache: None, n_windows, state_cache: n_states * STATE, n_ubatch };
-        let groups = CacheGroups::of_masks(room, [Mask::Causal].into_iter()).with_states(STATE / 4);
+        let groups = CacheGroups::of_masks(capacity, [Mask::Causal].into_iter()).with_states(STATE / 4);
         let n_states = groups.states().unwrap().n_states;
-        assert_eq!(n_states, 3 * n_windows.unwrap_or(N_SEQ) + (room.state_cache / STATE).min(room.n_pages()));
+        assert_eq!(n_states, 3 * n_windows.unwrap_or(N_SEQ) + (capacity.state_cache / STATE).min(capacity.n_pages()));
         Self {
             table: PageTable::new(&groups),
             memory: vec![0; n_states + 1],
@@ -83,7 +83,7 @@ impl Cache {
         }
     }
 
-    fn states(&self) -> &States {
+    fn states(&self) -> &StateTable {
         self.table.states.as_ref().unwrap()
     }
 
@@ -141,7 +141,7 @@ impl Cache {
             if self.table.check(&batch, N_VOCAB).is_err() {
                 break;
             }
-            self.table.begin(&batch);
+            self.table.begin_batch(&batch);
             match queued.pop_front() {
                 Some(computed) => {
                     self.table.append(&batch);
@@ -180,7 +180,7 @@ impl Cache {
                 match self.table.check(&batch, N_VOCAB) {
                     Ok(()) => {
                         let before: Vec<_> = self.lists.iter().map(Vec::len).collect();
-                        self.table.begin(&batch);
+                        self.table.begin_batch(&batch);
                         for piece in batch.chunks(self.n_ubatch) {
                             self.append(piece);
                         }
@@ -192,7 +192,7 @@ impl Cache {
                     }
                     Err(ForwardError::EmptyPrompt | ForwardError::ContextFull { .. }) => {}
                     Err(ForwardError::OutOfStates { needed, free, total }) => {
-                        assert!(needed > free && self.table.room.n_windows.is_some());
+                        assert!(needed > free && self.table.capacity.n_windows.is_some());
                         let others = self.lists.iter().filter(|list| !list.is_empty()).count();
                         assert!(2 * new.iter().filter(|n| **n > 0).count() + others > total);
                     }
@@ -203,7 +203,7 @@ impl Cache {
                 let batch = self.batch(new, N_CTX);
                 if self.table.check(&batch, N_VOCAB).is_ok() {
                     let before = self.lists.clone();
-                    self.table.begin(&batch);
+                    self.table.begin_batch(&batch);
                     for piece in batch.chunks(self.n_ubatch).take(n_pieces) {
                         self.append(piece);
                     }
@@ -253,12 +253,12 @@ impl Cache {
         assert_eq!(states.counts, counts);
         let unused = (0..counts.len() as u32).filter(|&slot| counts[slot as usize] == 0);
         assert!(unused.eq(states.free.iter().copied()));
-        assert!(counts.len() <= states.room.n_states + 1);
+        assert!(counts.len() <= states.capacity.n_states + 1);
         assert_eq!(self.memory[0], 0);
         let usage = self.table.usage().states;
         let held: Vec<u32> = (1..counts.len() as u32).filter(|&slot| counts[slot as usize] > 0).collect();
         let goes_on = |slot: &u32| states.kept.iter().any(|kept| kept.last().is_some_and(|state| state.slot == *slot));
-        assert_eq!((usage.total, usage.total - usage.free), (states.room.n_states, held.len()));
+        assert_eq!((usage.total, usage.total - usage.free), (states.capacity.n_states, held.len()));
         assert_eq!(usage.checkpoints, held.iter().filter(|slot| !goes_on(slot)).count());
     }
 }
@@ -333,7 +333,7 @@ fn steps_run_ahead_as_far_as_there_are_slots() {
         // Three for the one text that runs, of which two are needed.
         let mut cache = Cache::new(n_states, Some(1), N_CTX);
         cache.run(&Action::Append([10, 0, 0, 0], 1));
-        cache.table.begin(&token(10));
+        cache.table.begin_batch(&token(10));
         cache.append(&token(10));
         assert_eq!((1..=3).take_while(|&n| cache.table.reserve(&token(10), n)).count(), most, "{n_states} more");
         let states = cache.states();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::{BatchToken, ForwardError, PAGE, StateRoom, StateUse};
+use crate::{BatchToken, ForwardError, PAGE, StateCapacity, StateUse};
 
 /// The slot of the empty text: zeros, which nobody writes to.
 const EMPTY: u32 = 0;
@@ -31,7 +31,7 @@ pub struct Segment {
 
 /// A state that is kept of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct KeptState {
     /// Tokens that it is the state after; at least 1.
     pub(super) pos: usize,
     pub(super) slot: u32,
@@ -48,13 +48,13 @@ pub(super) struct Kept {
 /// anew from there, a question is changed, thoughts are dropped. A turn begins where a sequence grows token by token after it grew by
 /// many, or the other way round.
 #[derive(Debug, Clone)]
-pub(super) struct States {
-    pub(super) room: StateRoom,
+pub(super) struct StateTable {
+    pub(super) capacity: StateCapacity,
     /// How many sequences hold each slot that was handed out so far.
     pub(super) counts: Vec<u32>,
     pub(super) free: BTreeSet<u32>,
     /// Of each sequence, the shortest first; the last one is that which it goes on from. Without any it goes on from nothing.
-    pub(super) kept: Vec<Vec<Kept>>,
+    pub(super) kept: Vec<Vec<KeptState>>,
     /// Length of each sequence of the last batch before that; `None` of the others.
     held: Vec<Option<usize>>,
     /// Whether each sequence grew by many tokens last, or by one; `None` where it is new.
@@ -65,10 +65,10 @@ pub(super) struct States {
     segments: Vec<Segment>,
 }
 
-impl States {
-    pub(super) fn new(room: StateRoom, n_seq: usize) -> Self {
+impl StateTable {
+    pub(super) fn new(capacity: StateCapacity, n_seq: usize) -> Self {
         Self {
-            room,
+            capacity,
             counts: vec![1],
             free: BTreeSet::new(),
             kept: vec![Vec::new(); n_seq],
@@ -93,7 +93,7 @@ impl States {
         let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot));
         let reserved: usize =
             self.reserved.iter().zip(new).filter(|(_, n)| **n <= 1).map(|(slots, _)| slots.len()).sum();
-        let total = self.room.n_states;
+        let total = self.capacity.n_states;
         let free = total - last.collect::<BTreeSet<_>>().len() - reserved;
         if needed > free { Err(ForwardError::OutOfStates { needed, free, total }) } else { Ok(()) }
     }
@@ -102,12 +102,12 @@ impl States {
     pub(super) fn usage(&self) -> StateUse {
         let held = self.counts.iter().skip(1).filter(|&&count| count > 0).count();
         let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot)).collect::<BTreeSet<_>>().len();
-        let total = self.room.n_states;
+        let total = self.capacity.n_states;
         StateUse { total, free: total - held, checkpoints: held - last }
     }
 
     /// From now on the sequences of `batch` can be cut back to what they are, until another batch is begun.
-    pub(super) fn hold(&mut self, batch: &[BatchToken]) {
+    pub(super) fn protect(&mut self, batch: &[BatchToken]) {
         self.held.fill(None);
         for token in batch {
             self.held[token.seq] = Some(self.kept[token.seq].last().map_or(0, |kept| kept.pos));
@@ -176,20 +176,20 @@ impl States {
         let kept = &mut self.kept[seq];
         match (kept.last_mut(), to) {
             (Some(last), None) => {
-                *last = Kept { pos: next, before_turn: false, ..*last };
+                *last = KeptState { pos: next, before_turn: false, ..*last };
                 (last.slot, last.slot)
             }
             (last, to) => {
                 let from = last.map_or(EMPTY, |last| last.slot);
                 let slot = to.unwrap_or(EMPTY);
-                kept.push(Kept { pos: next, slot, before_turn: false });
+                kept.push(KeptState { pos: next, slot, before_turn: false });
                 (from, slot)
             }
         }
     }
 
     /// Whether a state that sequence `seq` goes on from is needed as it is: others hold it, or the batch may be taken back.
-    fn must_stay(&self, seq: usize, state: Kept) -> bool {
+    fn must_stay(&self, seq: usize, state: KeptState) -> bool {
         self.held[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
     }
 
@@ -224,7 +224,7 @@ impl States {
         let none = vec![None; self.kept.len()];
         let more = |seq: usize| n.saturating_sub(self.reserved[seq].len());
         let needed: usize = batch.iter().map(|token| more(token.seq)).sum();
-        let never_used = self.room.n_states + 1 - self.counts.len();
+        let never_used = self.capacity.n_states + 1 - self.counts.len();
         let unused = self.free.len() + never_used;
         if needed > unused && needed > unused + self.worth(&none).into_iter().flatten().count() {
             return false;
@@ -294,11 +294,11 @@ impl States {
 
     /// Makes sequence `seq`, which holds nothing, one whose states after so many tokens are kept, the shortest first. Where there is
     /// no room for all of them some are left out, never the last; false, and nothing has changed, where there is none for that.
-    pub(super) fn adopt(&mut self, seq: usize, states: &[usize]) -> bool {
+    pub(super) fn allocate(&mut self, seq: usize, states: &[usize]) -> bool {
         let none = vec![None; self.kept.len()];
         for (i, &pos) in states.iter().rev().enumerate() {
             match self.take(&none) {
-                Some(slot) => self.kept[seq].insert(0, Kept { pos, slot, before_turn: false }),
+                Some(slot) => self.kept[seq].insert(0, KeptState { pos, slot, before_turn: false }),
                 None if i == 0 => return false,
                 None => break,
             }
@@ -310,7 +310,7 @@ impl States {
 
     /// A slot that nobody holds, if need be that of a checkpoint. `ends`: the last new token of each sequence that grows.
     fn take(&mut self, ends: &[Option<usize>]) -> Option<u32> {
-        if self.free.is_empty() && self.counts.len() > self.room.n_states {
+        if self.free.is_empty() && self.counts.len() > self.capacity.n_states {
             let slot = self.least_useful(ends)?;
             for kept in &mut self.kept {
                 kept.retain(|state| state.slot != slot);

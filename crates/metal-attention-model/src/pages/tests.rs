@@ -51,7 +51,7 @@ impl Cache {
     }
 
     fn with(masks: &[Mask], n_ctx: usize, n_pages: usize, n_windows: Option<usize>) -> Self {
-        let room = Capacity {
+        let capacity = Capacity {
             n_ctx,
             n_seq: N_SEQ,
             n_cache: Some(n_pages * PAGE),
@@ -59,7 +59,7 @@ impl Cache {
             state_cache: 0,
             n_ubatch: N_UBATCH,
         };
-        let groups = CacheGroups::of_masks(room, masks.iter().copied());
+        let groups = CacheGroups::of_masks(capacity, masks.iter().copied());
         assert_eq!(groups.groups().len(), 1 + masks.len());
         Self {
             table: PageTable::new(&groups),
@@ -72,7 +72,7 @@ impl Cache {
 
     fn batch(&mut self, new: [usize; N_SEQ]) -> Vec<BatchToken> {
         let mut batch = Vec::new();
-        for i in 0..=self.table.room.n_ctx {
+        for i in 0..=self.table.capacity.n_ctx {
             for seq in (0..N_SEQ).filter(|&seq| i < new[seq]) {
                 self.next_id += 1;
                 let pos = self.lists[seq].len() + i;
@@ -125,11 +125,11 @@ impl Cache {
     }
 
     fn run(&mut self, action: &Action) {
-        let n_ctx = self.table.room.n_ctx;
+        let n_ctx = self.table.capacity.n_ctx;
         match *action {
             Action::Append(new) => {
                 let batch = self.batch(new);
-                let needed = |pool: &Pool| pool.pages_needed(&self.table.n_past, &new);
+                let needed = |pool: &PagePool| pool.pages_needed(&self.table.n_past, &new);
                 let left: Vec<_> = self.table.pools.iter().map(|p| p.n_free().checked_sub(needed(p))).collect();
                 match self.table.check(&batch, N_VOCAB) {
                     Ok(()) => {
@@ -140,14 +140,14 @@ impl Cache {
                     Err(ForwardError::EmptyPrompt) => assert!(batch.is_empty()),
                     Err(ForwardError::ContextFull { seq, .. }) => assert!(self.lists[seq].len() + new[seq] > n_ctx),
                     Err(ForwardError::OutOfPages { needed, free, .. }) if left[0].is_some() => {
-                        assert!(needed > free && self.table.room.n_windows.is_some());
+                        assert!(needed > free && self.table.capacity.n_windows.is_some());
                         let alone = new.iter().filter(|n| **n > 0).count() == 1;
                         let others = |seq: usize| new[seq] == 0 && !self.lists[seq].is_empty();
                         assert!(!alone || self.n_reserved() > 0 || (0..N_SEQ).any(others));
                     }
                     Err(ForwardError::OutOfPages { needed, free, total, .. }) => {
                         // Where there is a whole window for each sequence, windows are not what is missing.
-                        let for_all = |pool: &Pool| pool.group.n_pages >= N_SEQ * pool.group.pages_of_a_sequence;
+                        let for_all = |pool: &PagePool| pool.group.n_pages >= N_SEQ * pool.group.max_pages_per_sequence;
                         let mut windows = self.table.pools.iter().zip(&left).skip(1);
                         assert!(windows.all(|(pool, left)| left.is_some() || !for_all(pool)));
                         assert!(needed > free && free + self.n_reserved() == self.table.usage().free);
@@ -186,7 +186,7 @@ impl Cache {
                     let has = |&seq: &usize| self.table.pages(0, seq).len();
                     let needed: usize = seqs.iter().map(|seq| pages(seq).saturating_sub(has(seq))).sum();
                     let too_far = self.table.n_groups() > 1 && n >= N_UBATCH;
-                    let no_windows = self.table.room.n_windows.is_some();
+                    let no_windows = self.table.capacity.n_windows.is_some();
                     assert!(too_far || no_windows || seqs.iter().any(full) || seqs.iter().any(shared) || needed > free);
                 }
             }
@@ -240,7 +240,7 @@ impl Cache {
                 let n_dropped = pool.lists[seq].n_dropped;
                 assert!(group > 0 || n_dropped == 0);
                 let held = &pool.pages(seq)[n_dropped..];
-                assert!(held.len() <= pool.group.pages_of_a_sequence, "{held:?}");
+                assert!(held.len() <= pool.group.max_pages_per_sequence, "{held:?}");
                 assert!(pool.pages(seq).len() >= list.len().div_ceil(PAGE));
                 let reserved = &pool.pages(seq)[list.len().div_ceil(PAGE)..];
                 assert!(reserved.iter().all(|&page| pool.counts[page as usize] == 1));
@@ -258,9 +258,9 @@ impl Cache {
         let usage = self.table.usage();
         assert_eq!(usage.free, self.table.pools[0].n_free() + self.n_reserved());
         let all: Vec<usize> = (0..N_SEQ).collect();
-        assert_eq!(self.table.n_held(&all), usage.total - usage.free);
+        assert_eq!(self.table.pages_held(&all), usage.total - usage.free);
         for (seq, list) in self.lists.iter().enumerate() {
-            assert_eq!(self.table.n_held(&[seq]), list.len().div_ceil(PAGE));
+            assert_eq!(self.table.pages_held(&[seq]), list.len().div_ceil(PAGE));
         }
     }
 
@@ -320,7 +320,7 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
     cache.run(&Action::Share(0, 2, PAGE));
     cache.run(&Action::Share(0, 3, PAGE + 10));
     assert_eq!(cache.table.usage().free, N_PAGES - 2);
-    assert_eq!((cache.table.n_held(&[0, 1, 2, 3]), cache.table.n_held(&[2])), (2, 1));
+    assert_eq!((cache.table.pages_held(&[0, 1, 2, 3]), cache.table.pages_held(&[2])), (2, 1));
     let batch = cache.batch([1, 1, 1, 1]);
     let copies = cache.append(&batch);
     // Sequences 0 and 1 copy the second page, 3 keeps it, 2 begins a page of its own.
@@ -328,7 +328,10 @@ fn a_shared_page_is_copied_by_all_but_the_last_to_grow() {
     assert_eq!(cache.table.pages(0, 2), [0, 4]);
     assert_eq!(cache.table.pages(0, 3), [0, 1]);
     assert_eq!(cache.table.usage().free, N_PAGES - 5);
-    assert_eq!((cache.table.n_held(&[0, 1]), cache.table.n_held(&[1, 3]), cache.table.n_held(&[])), (3, 3, 0));
+    assert_eq!(
+        (cache.table.pages_held(&[0, 1]), cache.table.pages_held(&[1, 3]), cache.table.pages_held(&[])),
+        (3, 3, 0)
+    );
 }
 
 #[test]
@@ -356,7 +359,7 @@ fn a_sequence_alone_lies_in_order() {
     cache.run(&Action::Rewind(0, 0));
     cache.run(&Action::Append([2 * PAGE + 1, 0, 0, 0]));
     assert_eq!(cache.table.pages(0, 0), [0, 1, 2]);
-    assert!(cache.table.in_order(0));
+    assert!(cache.table.pages_are_contiguous(0));
     // A prefix of its own, tokens reserved and given back, more than before.
     cache.run(&Action::Share(0, 0, PAGE - 3));
     cache.run(&Action::Reserve([true, false, false, false], PAGE));
@@ -369,7 +372,7 @@ fn a_sequence_alone_lies_in_order() {
     cache.run(&Action::Append([0, PAGE, 0, 0]));
     cache.run(&Action::Append([PAGE, PAGE, 0, 0]));
     assert_eq!((cache.table.pages(0, 0), cache.table.pages(0, 1)), (&[0, 2][..], &[1, 3][..]));
-    assert!(!cache.table.in_order(0) && !cache.table.in_order(1));
+    assert!(!cache.table.pages_are_contiguous(0) && !cache.table.pages_are_contiguous(1));
     cache.run(&Action::Rewind(0, 0));
     cache.run(&Action::Rewind(1, 0));
     cache.run(&Action::Append([0, 0, 3 * PAGE, 0]));

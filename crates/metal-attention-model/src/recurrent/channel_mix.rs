@@ -1,7 +1,7 @@
 //! RWKV's channel mix, a feed-forward that sees the token before (arXiv 2404.05892, 2503.14456).
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// A feed-forward whose input is mixed with that of the token before. With the normalised inputs `x_t` and `x_(t-1)`,
 /// `x_m = x_t + (x_(t-1) - x_t) lerp_m` for `k` and `r`: `y = V max(K x_k, 0)^2`, times `sigmoid(R x_r)` where gated.
@@ -54,19 +54,19 @@ impl<L> ChannelMixWeights<L> {
 }
 
 /// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     &ChannelMixSpec { n_embd, width, gated }: &ChannelMixSpec,
     p: &str,
 ) -> Result<ChannelMixWeights<S::Linear>, S::Error> {
     let name = |part: &str| format!("{p}channel_mix_{part}");
-    let mut lerps = source.vector(&name("lerp_k.weight"), n_embd, Need::Required)?.unwrap_or_default();
+    let mut lerps = source.vector(&name("lerp_k.weight"), n_embd, Presence::Required)?.unwrap_or_default();
     if gated {
-        lerps.extend(source.vector(&name("lerp_r.weight"), n_embd, Need::Required)?.unwrap_or_default());
+        lerps.extend(source.vector(&name("lerp_r.weight"), n_embd, Presence::Required)?.unwrap_or_default());
     }
-    let key = source.required(&name("key"), [n_embd, width], Need::None)?;
-    let value = source.required(&name("value"), [width, n_embd], Need::None)?;
+    let key = source.required(&name("key"), [n_embd, width], Presence::None)?;
+    let value = source.required(&name("value"), [width, n_embd], Presence::None)?;
     let receptance =
-        if gated { Some(source.required(&name("receptance"), [n_embd, n_embd], Need::None)?) } else { None };
+        if gated { Some(source.required(&name("receptance"), [n_embd, n_embd], Presence::None)?) } else { None };
     Ok(ChannelMixWeights { lerps, key, value, receptance })
 }

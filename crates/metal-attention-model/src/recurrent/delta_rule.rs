@@ -2,7 +2,7 @@
 //! (Kimi Delta Attention, arXiv 2510.26692), whose channels decay each by itself.
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// A gated delta rule. Queries, keys and values go through a causal convolution with SiLU, of each channel by itself; each
 /// head of queries and keys is divided by its length, queries by `sqrt(key_dim)`, too. Each head of values has a state `S`,
@@ -50,7 +50,7 @@ pub enum DeltaGates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeySharing {
     /// Value head `h` reads key head `h mod n_head_k`.
-    InTurns,
+    Interleaved,
     /// Value head `h` reads key head `h / (n_head_v / n_head_k)`.
     Grouped,
 }
@@ -79,7 +79,7 @@ impl DeltaRuleSpec {
     /// The `i`-th of the value heads that read key head `head`.
     pub fn value_head(&self, head: usize, i: usize) -> usize {
         match self.sharing {
-            KeySharing::InTurns => i * self.n_head_k + head,
+            KeySharing::Interleaved => i * self.n_head_k + head,
             KeySharing::Grouped => head * self.n_shared() + i,
         }
     }
@@ -150,7 +150,7 @@ impl<L> DeltaRuleWeights<L> {
 }
 
 /// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &DeltaRuleSpec,
     p: &str,
@@ -162,7 +162,7 @@ pub(crate) fn build<S: Source>(
     }
 }
 
-fn build_with_heads<S: Source>(
+fn build_with_heads<S: WeightSource>(
     source: &mut S,
     spec: &DeltaRuleSpec,
     p: &str,
@@ -178,11 +178,12 @@ fn build_with_heads<S: Source>(
         let parts = [(n_head_v, &row as &dyn Fn(usize) -> usize), (n_head_v, &move |head| row(head) + n)];
         source.reordered(&format!("{p}ssm_ba"), [n_embd, 2 * n_head_v], parts)?
     } else {
-        let mut of = |name: &str| source.required(&format!("{p}{name}"), [n_embd, n_head_v], Need::None);
+        let mut of = |name: &str| source.required(&format!("{p}{name}"), [n_embd, n_head_v], Presence::None);
         [of("ssm_beta")?, of("ssm_alpha")?]
     };
     let of_channels = source.channels(&format!("{p}ssm_conv1d.weight"), spec.n_tap, spec.n_channels())?;
-    let mut vector = |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Need::Required)?.unwrap_or_default());
+    let mut vector =
+        |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Presence::Required)?.unwrap_or_default());
     Ok(DeltaRuleWeights {
         q,
         k,
@@ -195,11 +196,11 @@ fn build_with_heads<S: Source>(
         dt_bias: vector("ssm_dt.bias", n_head_v)?,
         a: vector("ssm_a", n_head_v)?,
         norm: vector("ssm_norm.weight", spec.value_dim)?,
-        out: source.required(&format!("{p}ssm_out"), [n_values, n_embd], Need::None)?,
+        out: source.required(&format!("{p}ssm_out"), [n_values, n_embd], Presence::None)?,
     })
 }
 
-fn build_with_channels<S: Source>(
+fn build_with_channels<S: WeightSource>(
     source: &mut S,
     spec: &DeltaRuleSpec,
     p: &str,
@@ -208,16 +209,17 @@ fn build_with_channels<S: Source>(
 ) -> Result<DeltaRuleWeights<S::Linear>, S::Error> {
     let (n_keys, n_values, n_head_v, n_tap) = (spec.n_keys(), spec.n_values(), spec.n_head_v, spec.n_tap);
     let parts = [("attn_q", n_keys), ("attn_k", n_keys), ("attn_v", n_values)];
-    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Need::None, false)?;
+    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Presence::None, false)?;
     let mut of_channels = Vec::new();
     for (name, n) in [("q", n_keys), ("k", n_keys), ("v", n_values)] {
         of_channels.extend(source.single_channels(&format!("{p}ssm_conv1d_{name}.weight"), n_tap, n)?);
     }
-    let mut matrix = |name: &str, shape| source.required(&format!("{p}{name}"), shape, Need::None);
+    let mut matrix = |name: &str, shape| source.required(&format!("{p}{name}"), shape, Presence::None);
     let (beta, out) = (matrix("ssm_beta", [n_embd, n_head_v])?, matrix("attn_output", [n_values, n_embd])?);
     let before = [matrix("ssm_f_a", [n_embd, rank])?, matrix("ssm_g_a", [n_embd, rank])?];
     let (decay, gate) = (matrix("ssm_f_b", [rank, spec.n_decays()])?, matrix("ssm_g_b", [rank, n_values])?);
-    let mut vector = |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Need::Required)?.unwrap_or_default());
+    let mut vector =
+        |name: &str, n| Ok(source.vector(&format!("{p}{name}"), n, Presence::Required)?.unwrap_or_default());
     let (dt_bias, norm) = (vector("ssm_dt.bias", spec.n_decays())?, vector("ssm_norm.weight", spec.value_dim)?);
     let a = source.channels(&format!("{p}ssm_a"), 1, n_head_v)?;
     let taps = turned(&of_channels, n_tap);
@@ -231,7 +233,12 @@ fn turned(of_channels: &[f32], n_tap: usize) -> Vec<f32> {
 
 /// Queries, keys, values and gate: in `attn_qkv` and `attn_gate`, or, in older files of models with grouped heads, in one
 /// matrix, `ssm_in`, which has these four of each key head one below the other.
-fn inputs<S: Source>(source: &mut S, spec: &DeltaRuleSpec, p: &str, n_embd: usize) -> Result<[S::Linear; 4], S::Error> {
+fn inputs<S: WeightSource>(
+    source: &mut S,
+    spec: &DeltaRuleSpec,
+    p: &str,
+    n_embd: usize,
+) -> Result<[S::Linear; 4], S::Error> {
     let (n_keys, n_values) = (spec.n_keys(), spec.n_values());
     let in_one = format!("{p}ssm_in");
     if spec.sharing == KeySharing::Grouped && source.has(&in_one) {
@@ -244,6 +251,6 @@ fn inputs<S: Source>(source: &mut S, spec: &DeltaRuleSpec, p: &str, n_embd: usiz
         return source.reordered(&in_one, [n_embd, 2 * (n_keys + n_values)], parts);
     }
     let parts = [("attn_q", n_keys), ("attn_k", n_keys), ("attn_v", n_values)];
-    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Need::None, true)?;
-    Ok([q, k, v, source.required(&format!("{p}attn_gate"), [n_embd, n_values], Need::None)?])
+    let [q, k, v] = source.parts(p, "attn_qkv", parts, n_embd, Presence::None, true)?;
+    Ok([q, k, v, source.required(&format!("{p}attn_gate"), [n_embd, n_values], Presence::None)?])
 }

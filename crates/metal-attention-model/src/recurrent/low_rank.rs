@@ -1,7 +1,7 @@
 //! Products of two small matrices in the place of a large one (as in arXiv 2106.09685), as RWKV has them.
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// `up f(down x)`; what `f` is depends on what it is used for.
 #[derive(Debug, Clone)]
@@ -19,11 +19,11 @@ impl<L> LowRankWeights<L> {
 }
 
 /// The matrices of these names, from `n_in` elements through `rank` to `n_out`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     [down, up]: [String; 2],
     [n_in, rank, n_out]: [usize; 3],
 ) -> Result<LowRankWeights<S::Linear>, S::Error> {
-    let down = source.required(&down, [n_in, rank], Need::None)?;
-    Ok(LowRankWeights { down, up: source.required(&up, [rank, n_out], Need::None)? })
+    let down = source.required(&down, [n_in, rank], Presence::None)?;
+    Ok(LowRankWeights { down, up: source.required(&up, [rank, n_out], Presence::None)? })
 }

@@ -1,7 +1,7 @@
 //! Mamba: a selective state space in which each channel decays by itself (arXiv 2312.00752).
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// With `[x, z] = W_in h`, `x = silu(conv(x) + bias)`, `[dt, B, C] = W_x x`, each normalised where there are norms, and
 /// `dt = softplus(W_dt dt + bias)`, each channel: `s = exp(dt A) s + dt B x; y = C s + D x`, and then `W_out (y * silu(z))`.
@@ -50,12 +50,12 @@ impl MambaSpec {
     }
 
     /// What `W_x` gives: where in it `dt`, `B` and `C` begin, and how many elements it has.
-    pub fn selection(&self) -> Selection {
+    pub fn selection(&self) -> MambaSelection {
         let (n_state, n_dt) = (self.d_state, self.dt_rank);
         let n = n_dt + 2 * n_state;
         match self.decay {
-            MambaDecay::Channels => Selection { dt: 0, b: n_dt, c: n_dt + n_state, n },
-            MambaDecay::Heads(_) => Selection { b: 0, c: n_state, dt: 2 * n_state, n },
+            MambaDecay::Channels => MambaSelection { dt: 0, b: n_dt, c: n_dt + n_state, n },
+            MambaDecay::Heads(_) => MambaSelection { b: 0, c: n_state, dt: 2 * n_state, n },
         }
     }
 
@@ -68,7 +68,7 @@ impl MambaSpec {
 
 /// Where the parts of what `W_x` gives begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Selection {
+pub struct MambaSelection {
     /// First element of `dt`.
     pub dt: usize,
     /// First element of `B`.
@@ -119,18 +119,18 @@ impl<L> MambaWeights<L> {
 }
 
 /// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &MambaSpec,
     p: &str,
     n_embd: usize,
 ) -> Result<MambaWeights<S::Linear>, S::Error> {
     let MambaSpec { width, d_state, dt_rank, n_tap, norms, decay } = *spec;
-    let input = source.required(&format!("{p}ssm_in"), [n_embd, 2 * width], Need::None)?;
+    let input = source.required(&format!("{p}ssm_in"), [n_embd, 2 * width], Presence::None)?;
     let taps = super::taps(&source.channels(&format!("{p}ssm_conv1d.weight"), n_tap, width)?, n_tap);
-    let select = source.required(&format!("{p}ssm_x"), [width, spec.selection().n], Need::None)?;
+    let select = source.required(&format!("{p}ssm_x"), [width, spec.selection().n], Presence::None)?;
     let required =
-        |source: &mut S, name: &str, n: usize| Ok(source.vector(name, n, Need::Required)?.unwrap_or_default());
+        |source: &mut S, name: &str, n: usize| Ok(source.vector(name, n, Presence::Required)?.unwrap_or_default());
     // Files of models with heads have the norms' names without `.weight`.
     let (conv_bias, suffix) = match decay {
         MambaDecay::Channels => (Some(required(source, &format!("{p}ssm_conv1d.bias"), width)?), ".weight"),
@@ -147,12 +147,12 @@ pub(crate) fn build<S: Source>(
             required(source, &format!("{p}ssm_c_norm{suffix}"), d_state)?,
         ]),
     };
-    let dt = source.required(&format!("{p}ssm_dt"), [dt_rank, spec.n_dt()], Need::Required)?;
+    let dt = source.required(&format!("{p}ssm_dt"), [dt_rank, spec.n_dt()], Presence::Required)?;
     let a = match decay {
         MambaDecay::Channels => super::taps(&source.channels(&format!("{p}ssm_a"), d_state, width)?, d_state),
         MambaDecay::Heads(n_head) => required(source, &format!("{p}ssm_a"), n_head)?,
     };
     let d = required(source, &format!("{p}ssm_d"), spec.n_dt())?;
-    let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Need::None)?;
+    let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Presence::None)?;
     Ok(MambaWeights { input, taps, conv_bias, select, norms, dt, a, d, out })
 }

@@ -1,7 +1,7 @@
 //! Mamba-2: a selective state space whose heads have one decay each (arXiv 2405.21060).
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// With `[z, xBC, dt] = W_in h`, `[x, B, C] = silu(conv(xBC) + bias)` and `dt = softplus(dt + dt_bias)`, each head:
 /// `S = exp(dt A) S + dt B^T x; y = C S + D x`, and then `W_out norm(y * silu(z))`.
@@ -83,24 +83,24 @@ impl<L> Mamba2Weights<L> {
 }
 
 /// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &Mamba2Spec,
     p: &str,
     n_embd: usize,
 ) -> Result<Mamba2Weights<S::Linear>, S::Error> {
     let (width, conv_width, n_head) = (spec.width(), spec.conv_width(), spec.n_head);
-    let input = source.required(&format!("{p}ssm_in"), [n_embd, spec.input_width()], Need::None)?;
+    let input = source.required(&format!("{p}ssm_in"), [n_embd, spec.input_width()], Presence::None)?;
     let taps = super::taps(&source.channels(&format!("{p}ssm_conv1d.weight"), spec.n_tap, conv_width)?, spec.n_tap);
-    let need = if spec.conv_bias { Need::Required } else { Need::Optional };
+    let need = if spec.conv_bias { Presence::Required } else { Presence::Optional };
     let conv_bias = source.vector(&format!("{p}ssm_conv1d.bias"), conv_width, need)?;
-    let dt_bias = source.vector(&format!("{p}ssm_dt.bias"), n_head, Need::Required)?.unwrap_or_default();
+    let dt_bias = source.vector(&format!("{p}ssm_dt.bias"), n_head, Presence::Required)?.unwrap_or_default();
     let a = source.channels(&format!("{p}ssm_a"), 1, n_head)?;
     let d = source.channels(&format!("{p}ssm_d"), 1, n_head)?;
     let norm = match spec.norm {
         Some(_) => Some(source.norm_weight(&format!("{p}ssm_norm.weight"), width, Some(spec.n_group))?),
         None => None,
     };
-    let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Need::None)?;
+    let out = source.required(&format!("{p}ssm_out"), [width, n_embd], Presence::None)?;
     Ok(Mamba2Weights { input, taps, conv_bias, dt_bias, a, d, norm, out })
 }

@@ -21,7 +21,7 @@ use crate::{LayerSpec, ModelSpec};
 pub use channel_mix::{ChannelMixSpec, ChannelMixWeights};
 pub use delta_rule::{DeltaGates, DeltaRuleSpec, DeltaRuleWeights, KeySharing};
 pub use low_rank::LowRankWeights;
-pub use mamba::{MambaDecay, MambaNorms, MambaSpec, MambaWeights, Selection};
+pub use mamba::{MambaDecay, MambaNorms, MambaSelection, MambaSpec, MambaWeights};
 pub use mamba2::{Mamba2Spec, Mamba2Weights};
 pub use rwkv6::{RWKV6_MIXES, Rwkv6Spec, Rwkv6Weights};
 pub use rwkv7::{Rwkv7Spec, Rwkv7Weights};

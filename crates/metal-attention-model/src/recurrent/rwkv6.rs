@@ -2,7 +2,7 @@
 
 use super::low_rank::{self, LowRankWeights};
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// Inputs that the token shift makes of one: of the decay, keys, values, receptance, gate.
 pub const RWKV6_MIXES: usize = 5;
@@ -110,7 +110,7 @@ impl<L> Rwkv6Weights<L> {
 }
 
 /// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &Rwkv6Spec,
     p: &str,
@@ -119,11 +119,11 @@ pub(crate) fn build<S: Source>(
     let Rwkv6Spec { width, head_dim, n_head_kv, mix_rank, decay_rank, bonus, lerps_apart } = *spec;
     let name = |part: &str| format!("{p}time_mix_{part}");
     let values = |source: &mut S, part: &str, shape: &[usize]| {
-        let values = source.values(&format!("{p}time_mix_{part}"), shape, Need::Required)?;
+        let values = source.values(&format!("{p}time_mix_{part}"), shape, Presence::Required)?;
         Ok::<_, S::Error>(values.unwrap_or_default())
     };
-    let mix_down = source.required(&name("w1"), [n_embd, RWKV6_MIXES * mix_rank], Need::None)?;
-    let mix_up = source.matrices(&name("w2"), [mix_rank, n_embd, RWKV6_MIXES], Need::None)?;
+    let mix_down = source.required(&name("w1"), [n_embd, RWKV6_MIXES * mix_rank], Presence::None)?;
+    let mix_up = source.matrices(&name("w2"), [mix_rank, n_embd, RWKV6_MIXES], Presence::None)?;
     let lerp_x = values(source, "lerp_x.weight", &[n_embd])?;
     let lerps = if lerps_apart {
         let mut all = Vec::new();
@@ -138,12 +138,12 @@ pub(crate) fn build<S: Source>(
     let decay_bias = values(source, "decay.weight", &[width])?;
     let names = ["decay_w1", "decay_w2"].map(name);
     let decay = low_rank::build(source, names, [n_embd, decay_rank, width])?;
-    let bias = if bonus { Need::None } else { Need::Optional };
+    let bias = if bonus { Presence::None } else { Presence::Optional };
     let n_kv = n_head_kv * head_dim;
     let key = source.required(&name("key"), [n_embd, n_kv], bias)?;
     let value = source.required(&name("value"), [n_embd, n_kv], bias)?;
     let receptance = source.required(&name("receptance"), [n_embd, width], bias)?;
-    let gate = source.required(&name("gate"), [n_embd, width], Need::None)?;
+    let gate = source.required(&name("gate"), [n_embd, width], Presence::None)?;
     let norm =
         if bonus { Some([values(source, "ln.weight", &[width])?, values(source, "ln.bias", &[width])?]) } else { None };
     Ok(Rwkv6Weights {
@@ -159,6 +159,6 @@ pub(crate) fn build<S: Source>(
         value,
         gate,
         norm,
-        out: source.required(&name("output"), [width, n_embd], Need::None)?,
+        out: source.required(&name("output"), [width, n_embd], Presence::None)?,
     })
 }

@@ -2,7 +2,7 @@
 
 use super::low_rank::{self, LowRankWeights};
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// Epsilon of the norm of each head's result, whatever its length.
 const HEAD_NORM_EPS: f32 = 64e-5;
@@ -125,7 +125,7 @@ impl<L> Rwkv7Weights<L> {
 }
 
 /// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     spec: &Rwkv7Spec,
     p: &str,
@@ -134,14 +134,14 @@ pub(crate) fn build<S: Source>(
     let width = spec.width;
     let name = |part: &str| format!("{p}time_mix_{part}");
     let vector = |source: &mut S, part: &str| {
-        let vector = source.vector(&format!("{p}time_mix_{part}"), width, Need::Required)?;
+        let vector = source.vector(&format!("{p}time_mix_{part}"), width, Presence::Required)?;
         Ok::<_, S::Error>(vector.unwrap_or_default())
     };
     let low_rank = |source: &mut S, part: char, rank: usize| {
         let names = [1, 2].map(|i| format!("{p}time_mix_{part}{i}"));
         low_rank::build(source, names, [n_embd, rank, width])
     };
-    let lerps = source.values(&name("lerp_fused.weight"), &[n_embd, 1, 1, spec.n_mix()], Need::Required)?;
+    let lerps = source.values(&name("lerp_fused.weight"), &[n_embd, 1, 1, spec.n_mix()], Presence::Required)?;
     let decay_bias = vector(source, "w0.weight")?;
     let decay = low_rank(source, 'w', spec.decay_rank)?;
     let rate_bias = vector(source, "a0.weight")?;
@@ -155,9 +155,9 @@ pub(crate) fn build<S: Source>(
     let norm = if spec.norm { Some([vector(source, "ln.weight")?, vector(source, "ln.bias")?]) } else { None };
     Ok(Rwkv7Weights {
         lerps: lerps.unwrap_or_default(),
-        receptance: source.required(&name("receptance"), [n_embd, width], Need::None)?,
-        key: source.required(&name("key"), [n_embd, width], Need::None)?,
-        value: source.required(&name("value"), [n_embd, width], Need::None)?,
+        receptance: source.required(&name("receptance"), [n_embd, width], Presence::None)?,
+        key: source.required(&name("key"), [n_embd, width], Presence::None)?,
+        value: source.required(&name("value"), [n_embd, width], Presence::None)?,
         decay,
         decay_bias,
         rate,
@@ -168,6 +168,6 @@ pub(crate) fn build<S: Source>(
         kept,
         bonus,
         norm,
-        out: source.required(&name("output"), [width, n_embd], Need::None)?,
+        out: source.required(&name("output"), [width, n_embd], Presence::None)?,
     })
 }

@@ -1,7 +1,7 @@
 //! Gated short convolutions (LFM2).
 
 use crate::Linear;
-use crate::tensors::{Need, Source};
+use crate::tensors::{Presence, WeightSource};
 
 /// A gated short convolution (LFM2): `[b, c, x] = W_in h`, `y_t = c_t * sum_j taps[j] * (b x)_(t - n_tap + 1 + j)`, each
 /// channel by itself, and then `W_out y`.
@@ -38,7 +38,7 @@ impl<L> ShortConvWeights<L> {
 }
 
 /// The weights whose names begin with `p`, from `source`.
-pub(crate) fn build<S: Source>(
+pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     ShortConvSpec { width, n_tap }: ShortConvSpec,
     p: &str,
@@ -47,8 +47,8 @@ pub(crate) fn build<S: Source>(
     let of_channels = source.channels(&format!("{p}shortconv.conv.weight"), n_tap, width)?;
     let taps = (0..n_tap).flat_map(|tap| of_channels.iter().skip(tap).step_by(n_tap)).copied().collect();
     Ok(ShortConvWeights {
-        input: source.required(&format!("{p}shortconv.in_proj"), [n_embd, 3 * width], Need::None)?,
+        input: source.required(&format!("{p}shortconv.in_proj"), [n_embd, 3 * width], Presence::None)?,
         taps,
-        out: source.required(&format!("{p}shortconv.out_proj"), [width, n_embd], Need::None)?,
+        out: source.required(&format!("{p}shortconv.out_proj"), [width, n_embd], Presence::None)?,
     })
 }

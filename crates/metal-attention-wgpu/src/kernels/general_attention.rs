@@ -1,6 +1,6 @@
 //! Attention of any kind over the KV cache.
 
-use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, Temperature};
+use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, QueryTemperature};
 
 use super::decode_attention::{SPLIT, n_splits};
 use crate::arena::Bind;
@@ -37,7 +37,7 @@ pub struct GeneralAttention {
     /// Whether scores fall with the distance, by a slope of each head.
     pub slopes: bool,
     /// Queries grow with their position.
-    pub temperature: Option<Temperature>,
+    pub temperature: Option<QueryTemperature>,
     /// Positions that a sequence has room for.
     pub n_ctx: usize,
     /// The group of layers whose pages it is in; see [`BatchBuffer`](crate::BatchBuffer).
@@ -84,7 +84,7 @@ impl GeneralAttention {
             Mask::Window(n) => ("window", reach(n)),
             Mask::Chunk(n) => ("chunk", reach(n)),
             Mask::Full => ("full", 0),
-            Mask::Near(n) => ("near", reach(n)),
+            Mask::SymmetricWindow(n) => ("near", reach(n)),
         };
         let (growth, length, offset) = self.temperature.map_or((0.0, 1, 0), |t| (t.scale, t.length, t.offset));
         PsoKey::new(

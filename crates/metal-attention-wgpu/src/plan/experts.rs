@@ -31,7 +31,7 @@ impl PlanBuilder<'_> {
         let (choice_bias, expert_scale) = (w.choice_bias.as_ref(), w.expert_scale.as_ref());
         d.push(kernels::route(self.gpu, &e.router, sizes, &s.scores, choice_bias, expert_scale, scratch)?);
         let mut of_experts = input;
-        if let Some([norm, _, _]) = &w.own_norms {
+        if let Some([norm, _, _]) = &w.expert_norms {
             d.push(self.norm(norm, NormShape::of_row(norm.n), Some(&s.x), &s.result)?);
             of_experts = Input::Ready(&s.result);
         }
@@ -54,12 +54,12 @@ impl PlanBuilder<'_> {
                 gpu, &w.shape, &matrices, kind, n_tokens, exact, of_experts, sum, accumulate, scratch, self.batch,
             )?
         });
-        if let Some([_, norm, _]) = &w.own_norms {
+        if let Some([_, norm, _]) = &w.expert_norms {
             d.push(self.norm(norm, NormShape::of_row(norm.n), None, sum)?);
         }
         if let (Some(shared), Some(dense)) = (&e.shared, &w.shared) {
             self.gated(d, &shared.dense, dense, input)?;
-            if w.own_norms.is_none() && w.shared_gate.is_none() {
+            if w.expert_norms.is_none() && w.shared_gate.is_none() {
                 return self.multiply(d, Product::new(&dense.down, MatvecOutput::Accumulate, &s.gated, sum));
             }
             self.multiply(d, Product::new(&dense.down, MatvecOutput::Store, &s.gated, &s.result))?;
@@ -69,7 +69,7 @@ impl PlanBuilder<'_> {
                 };
                 d.push(kernels::row_gate(gpu, self.spec.n_embd, input, gate, &s.result)?);
             }
-            self.add(d, &s.result, w.own_norms.as_ref().map(|[_, _, norm]| norm), 1.0, sum)?;
+            self.add(d, &s.result, w.expert_norms.as_ref().map(|[_, _, norm]| norm), 1.0, sum)?;
         }
         Ok(())
     }

@@ -125,7 +125,7 @@ impl PlanBuilder<'_> {
             }
             (FeedForward::Experts(e), WgpuFeedForward::Experts(w)) => {
                 // Without a norm before it, what follows the experts reads the stream itself.
-                let plain = layer.feed_forward_post_norm.is_none() && w.own_norms.is_none() && scale == 1.0;
+                let plain = layer.feed_forward_post_norm.is_none() && w.expert_norms.is_none() && scale == 1.0;
                 let added = plain && layer.feed_forward_norm.is_some();
                 let sum = if added { &self.s.x } else { &self.s.experts_sum };
                 self.experts(d, e, w, input, sum, added)?;

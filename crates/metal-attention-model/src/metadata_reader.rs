@@ -19,13 +19,13 @@ const MAX_LAYERS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 
 /// Reads a file's metadata, and looks whether a tensor is there.
-pub(crate) struct Keys<'a> {
+pub(crate) struct MetadataReader<'a> {
     metadata: &'a Metadata,
     architecture: &'a str,
     file: Option<&'a GgufFile>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> MetadataReader<'a> {
     pub(crate) fn new(metadata: &'a Metadata, file: Option<&'a GgufFile>) -> Result<Self, ModelError> {
         let architecture = metadata
             .str("general.architecture")?
