@@ -74,7 +74,7 @@ impl SetupArgs {
                 n_ctx => n_ctx,
             },
             n_threads: self.threads,
-            n_cards: self.tensor_parallel,
+            n_ranks: self.tensor_parallel,
             state_cache: self.state_cache.saturating_mul(1 << 20),
             ..self.compute.options()
         }

@@ -80,7 +80,7 @@ impl ReplicaArgs {
         let setup = self.setup.options(model);
         let list = match (self.wgpu, self.device.any_cuda, self.replicas) {
             (true, _, _) => vec![Device::Wgpu],
-            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_cards)?,
+            (false, true, Some(n)) if n > 1 => cuda_devices(setup.n_ranks)?,
             (false, _, _) => self.device.devices.clone(),
         };
         let n = self.replicas.unwrap_or(list.len());
@@ -97,10 +97,10 @@ impl ReplicaArgs {
             list.iter()
                 .filter_map(first)
                 .skip(i + 1)
-                .any(|other| setup.n_cards > 1 && other.abs_diff(card) < setup.n_cards)
+                .any(|other| setup.n_ranks > 1 && other.abs_diff(card) < setup.n_ranks)
         };
         if list.iter().filter_map(first).enumerate().any(overlap) {
-            let n = setup.n_cards;
+            let n = setup.n_ranks;
             let message = format!(
                 "--device names cards less than {n} apart, of which each begins {n} that share a replica (--tensor-parallel {n}): \
                  name the first of each, as in --device cuda:0,cuda:{n}"

@@ -74,7 +74,7 @@ struct Card {
 fn on_cards(engine: &EngineOptions, model: &Model, first: usize) -> Vec<MemoryNeed> {
     // The driver and kernels take some.
     const PERCENT: u64 = 95;
-    let n_cards = engine.n_cards.max(1);
+    let n_cards = engine.n_ranks.max(1);
     let ordinals = first..first.saturating_add(n_cards);
     let capacity =
         |ordinal| cards().iter().find(|card| card.ordinal == ordinal).map(|card| card.memory / 100 * PERCENT);
@@ -143,7 +143,7 @@ mod tests {
     fn cards_that_share_a_replica_have_a_part_each() {
         let model = Model::built_in().unwrap();
         let bytes = engine(Device::Cuda(2)).memory_bytes(&model, None);
-        let two = needs(&[EngineOptions { n_cards: 2, ..engine(Device::Cuda(2)) }], &model);
+        let two = needs(&[EngineOptions { n_ranks: 2, ..engine(Device::Cuda(2)) }], &model);
         let parts: Vec<_> = two.iter().map(|need| (need.device.as_str(), need.bytes)).collect();
         assert_eq!(parts, [("cuda:2", bytes.div_ceil(2)), ("cuda:3", bytes.div_ceil(2))]);
     }

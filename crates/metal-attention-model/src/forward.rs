@@ -306,14 +306,14 @@ pub fn check_outputs(
 
 /// Cuts a batch into pieces of `n_ubatch` tokens at most, of which `n_wanted` at most have something wanted of them; where
 /// a token sees those after it, into whole texts.
-pub fn pieces<'b>(
+pub fn micro_batches<'b>(
     spec: &ModelSpec,
     batch: &'b [BatchToken],
     n_ubatch: usize,
     n_wanted: usize,
 ) -> Vec<&'b [BatchToken]> {
     let mut pieces = Vec::new();
-    for mut rest in whole_pieces(spec, batch, n_ubatch) {
+    for mut rest in uncut_micro_batches(spec, batch, n_ubatch) {
         while !rest.is_empty() {
             let mut wanted = 0;
             let fits = rest.iter().take_while(|t| {
@@ -328,7 +328,7 @@ pub fn pieces<'b>(
     pieces
 }
 
-fn whole_pieces<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
+fn uncut_micro_batches<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: usize) -> Vec<&'b [BatchToken]> {
     if spec.is_causal() {
         return batch.chunks(n_ubatch).collect();
     }

@@ -31,11 +31,11 @@ pub struct PageUse {
 /// How full the room for recurrent states is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateUse {
-    /// StateTable there is room for.
+    /// States there is room for.
     pub total: usize,
-    /// StateTable that are not there.
+    /// States that are not there.
     pub free: usize,
-    /// StateTable that no sequence goes on from: sequences can be cut back to them, and they give way where others need room.
+    /// States that no sequence goes on from: sequences can be cut back to them, and they give way where others need room.
     pub checkpoints: usize,
 }
 

@@ -18,7 +18,7 @@ pub struct ModelShape {
     pub n_embd: usize,
     /// Query heads.
     pub n_head: usize,
-    /// MetadataValue and value heads.
+    /// Key and value heads.
     pub n_head_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,

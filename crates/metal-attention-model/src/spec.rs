@@ -277,7 +277,7 @@ pub enum Pooling {
 impl ModelSpec {
     /// Reads what the model of `file` is made of.
     ///
-    /// MetadataReader are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, of the wrong type, or
+    /// Keys are those of the GGUF specification, `{architecture}.{key}`. A key that is missing, of the wrong type, or
     /// contradicts another is an error that names it.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
         architectures::read(&MetadataReader::new(file.metadata(), Some(file))?)
@@ -381,7 +381,7 @@ impl Mixer {
     }
 
     /// What the layer adds to the KV cache for each token; `None` where it reads another layer's, or none.
-    pub fn kv_shape(&self) -> Option<Cached> {
+    pub fn kv_shape(&self) -> Option<KvShape> {
         match (self.attention(), self.latent_attention()) {
             (Some(a), _) => {
                 a.owns_cache().then_some(KvShape { n_head_kv: a.n_head_kv, key_dim: a.head_dim, value_dim: a.head_dim })

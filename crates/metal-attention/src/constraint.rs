@@ -17,18 +17,18 @@ pub trait Constraint: Send {
 }
 
 /// A constraint, and the mask of what it allows.
-pub(crate) struct Constraining {
+pub(crate) struct ActiveConstraint {
     constraint: Box<dyn Constraint>,
     mask: Vec<u32>,
 }
 
-impl fmt::Debug for Constraining {
+impl fmt::Debug for ActiveConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Constraining").finish_non_exhaustive()
+        f.debug_struct("ActiveConstraint").finish_non_exhaustive()
     }
 }
 
-impl Constraining {
+impl ActiveConstraint {
     pub fn new(constraint: Box<dyn Constraint>) -> Self {
         Self { constraint, mask: Vec::new() }
     }

@@ -33,7 +33,7 @@ pub(crate) fn cards(model: &Model, options: &EngineOptions, first: usize) -> Res
         log_card(&gpu);
         Ok(gpu)
     };
-    let gpus = (first..first.saturating_add(options.n_cards)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
+    let gpus = (first..first.saturating_add(options.n_ranks)).map(open).collect::<Result<Vec<_>, CudaError>>()?;
     let Some(gpu) = gpus.first() else { return Err(CudaError::Indivisible { n_cards: 0 }) };
     let free = gpus.iter().map(|gpu| gpu.free_memory()).sum::<Result<u64, CudaError>>()?;
     let options = pass_options(options, model, gpu.summary(), free);
@@ -102,7 +102,7 @@ fn pass_options(options: &EngineOptions, model: &Model, gpu: &CudaSummary, avail
     let best = with(CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
     let mut needed = best.memory_needed(model.spec(), model.weights());
     // Each card has all of what steps work with.
-    needed.scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    needed.scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     if needed.total() > available { with(DEFAULT_UBATCH) } else { best }
 }
 
@@ -111,7 +111,7 @@ fn sized(options: &EngineOptions, model: &Model, gpu: &CudaSummary, available: u
     let n_ubatch = options.n_ubatch.unwrap_or_else(|| CudaForwardPassOptions::best_ubatch(gpu, model.spec()));
     let smallest = CudaForwardPassOptions { n_ubatch, n_ctx: options.n_ctx_of(model), ..Default::default() };
     let needed = smallest.memory_needed(model.spec(), model.weights());
-    let scratch = needed.scratch.saturating_mul(options.n_cards as u64);
+    let scratch = needed.scratch.saturating_mul(options.n_ranks as u64);
     options.sized(model.spec(), Some(available), needed.weights.saturating_add(scratch))
 }
 

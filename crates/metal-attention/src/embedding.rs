@@ -29,15 +29,15 @@ pub struct Pooler {
     pooling: Pooling,
     n_embd: usize,
     /// What follows pooling.
-    steps: Vec<Step>,
+    steps: Vec<PoolingOp>,
     /// Whether scores come out, which are not divided by anything.
     is_score: bool,
 }
 
 /// A step from the pooled state on.
 #[derive(Debug, Clone)]
-enum Step {
-    Matrix(Matrix),
+enum PoolingOp {
+    Matrix(F32Matrix),
     Tanh,
     Gelu,
     LayerNorm(NormWeights, f32),
@@ -46,7 +46,7 @@ enum Step {
 
 /// A matrix in F32, `[n_out, n_in]`.
 #[derive(Debug, Clone)]
-struct Matrix {
+struct F32Matrix {
     n_in: usize,
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
@@ -64,20 +64,20 @@ impl Pooler {
     pub fn new(model: &Model, pooling: Option<Pooling>) -> Self {
         let (spec, weights) = (model.spec(), model.weights());
         let pooling = pooling.or(spec.output.pooling).unwrap_or(Pooling::Mean);
-        let mut steps: Vec<_> = weights.dense.iter().map(|linear| Step::Matrix(Matrix::of(linear))).collect();
+        let mut steps: Vec<_> = weights.dense.iter().map(|linear| PoolingOp::Matrix(F32Matrix::of(linear))).collect();
         let mut by = pooling;
         if pooling == Pooling::Rank {
             by = Pooling::First;
             if let (Some(c), Some(w)) = (&spec.output.classifier, &weights.classifier) {
                 by = c.pooling;
                 if let Some(dense) = &w.dense {
-                    steps.push(Step::Matrix(Matrix::of(dense)));
-                    steps.push(if c.gelu { Step::Gelu } else { Step::Tanh });
-                    steps.extend(w.norm.clone().map(|norm| Step::LayerNorm(norm, c.norm_eps)));
+                    steps.push(PoolingOp::Matrix(F32Matrix::of(dense)));
+                    steps.push(if c.gelu { PoolingOp::Gelu } else { PoolingOp::Tanh });
+                    steps.extend(w.norm.clone().map(|norm| PoolingOp::LayerNorm(norm, c.norm_eps)));
                 }
-                steps.extend(w.out.iter().map(|out| Step::Matrix(Matrix::of(out))));
+                steps.extend(w.out.iter().map(|out| PoolingOp::Matrix(F32Matrix::of(out))));
                 if c.softmax {
-                    steps.push(Step::Softmax);
+                    steps.push(PoolingOp::Softmax);
                 }
             }
         }
@@ -139,7 +139,7 @@ impl Pooled {
     }
 }
 
-impl Step {
+impl PoolingOp {
     fn apply(&self, x: &mut Vec<f32>) {
         match self {
             Self::Matrix(matrix) => *x = matrix.times(x),
@@ -167,7 +167,7 @@ impl Step {
     }
 }
 
-impl Matrix {
+impl F32Matrix {
     fn of(linear: &Linear) -> Self {
         let weight: &Tensor = &linear.weight;
         Self { n_in: weight.row_len(), weight: weight.to_f32(), bias: linear.bias.clone() }

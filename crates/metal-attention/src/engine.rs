@@ -23,7 +23,7 @@ pub struct EngineOptions {
     pub device: Device,
     /// NVIDIA GPUs that share the model out among themselves (tensor parallelism): `device`, which is then one of CUDA's, and those
     /// that follow it.
-    pub n_cards: usize,
+    pub n_ranks: usize,
     /// Tokens each sequence has room for. `None`: the context of the training, at most 4096 unless
     /// [`long_context`](Self::long_context) says otherwise.
     pub n_ctx: Option<usize>,
@@ -60,7 +60,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             device: Device::Auto,
-            n_cards: 1,
+            n_ranks: 1,
             n_ctx: None,
             long_context: None,
             n_seq: 1,
@@ -145,9 +145,9 @@ impl EngineOptions {
         }
         match &self.device {
             Device::Auto | Device::Cpu | Device::Wgpu | Device::WgpuIndex(_) | Device::WgpuName(_)
-                if self.n_cards > 1 =>
+                if self.n_ranks > 1 =>
             {
-                Err(Error::CardsWithoutCuda { device: self.device.clone(), n_cards: self.n_cards })
+                Err(Error::TensorParallelWithoutCuda { device: self.device.clone(), n_ranks: self.n_ranks })
             }
             Device::Cpu => self.cpu_pass(model),
             Device::Cuda(ordinal) => self.cuda_pass(model, *ordinal),
@@ -188,7 +188,7 @@ impl EngineOptions {
 
     #[cfg(feature = "cuda")]
     fn cuda_pass(&self, model: &Model, ordinal: usize) -> Result<Backend, Error> {
-        if self.n_cards > 1 {
+        if self.n_ranks > 1 {
             return Ok(Backend::CudaCards(cuda_engine::cards(model, self, ordinal)?));
         }
         Ok(Backend::Cuda(cuda_engine::forward_pass(model, self, ordinal)?))

@@ -71,14 +71,14 @@ pub enum Error {
     },
     /// Several cards, and a device that is none of CUDA's.
     #[error(
-        "a model is shared out among {n_cards} cards through CUDA alone, and not with --device {device}: use --device cuda (the first \
+        "a model is shared out among {n_ranks} cards through CUDA alone, and not with --device {device}: use --device cuda (the first \
          of the cards), or replicas of the model (serve --replicas)"
     )]
-    CardsWithoutCuda {
+    TensorParallelWithoutCuda {
         /// The device that was named.
         device: Device,
         /// Cards that were asked for.
-        n_cards: usize,
+        n_ranks: usize,
     },
     /// There is nothing to continue: no text, and the vocabulary adds no token of its own.
     #[error("the prompt is empty, and this model adds no token that begins a text: give it at least one token")]

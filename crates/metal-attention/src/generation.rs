@@ -48,7 +48,7 @@ impl StopReason {
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct GeneratedToken {
     /// Its number in the vocabulary.
     pub id: u32,
     /// What can be shown of the text now: whole characters, and nothing that may turn out to be the start of a stop
@@ -118,7 +118,7 @@ impl<'a> Generation<'a> {
     }
 
     /// The next token, or `None` where the generation ends.
-    fn advance(&mut self) -> Result<Option<Token>, Error> {
+    fn advance(&mut self) -> Result<Option<GeneratedToken>, Error> {
         if self.remaining == Some(0) {
             self.stop(StopReason::Length);
             return Ok(None);
@@ -144,12 +144,12 @@ impl<'a> Generation<'a> {
         } else if self.sequence.is_complete() {
             self.stop(StopReason::EndOfGeneration);
         }
-        Ok(Some(Token { id, text }))
+        Ok(Some(GeneratedToken { id, text }))
     }
 }
 
 impl Iterator for Generation<'_> {
-    type Item = Result<Token, Error>;
+    type Item = Result<GeneratedToken, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {

@@ -132,8 +132,8 @@ impl Generator {
 
     /// For conversations: keeps the places where answers begin in so many bytes of main memory, where layers with windows would lose
     /// them. A prompt that goes back there, as where a template drops the thoughts of earlier answers, is not evaluated anew.
-    pub fn keep_turns(&mut self, bytes: u64) {
-        self.sequence.keep_turns(bytes);
+    pub fn keep_prompt_ends(&mut self, bytes: u64) {
+        self.sequence.keep_prompt_ends(bytes);
     }
 
     /// Writes a [session file](SessionFile) with `note` and the text so far, which [`restore`](Self::restore) brings back without

@@ -23,7 +23,6 @@
 //! Whoever wants the logits themselves takes a [`ForwardPass`] from
 //! [`Model::forward_pass`] and feeds it batches of tokens.
 
-pub mod cached_text;
 mod choice;
 pub mod compare;
 mod constraint;
@@ -36,6 +35,7 @@ mod engine;
 mod error;
 mod generation;
 mod generator;
+pub mod host_snapshot;
 mod logits_processor;
 mod memory;
 mod model;
@@ -51,14 +51,14 @@ mod timings;
 #[cfg(feature = "wgpu")]
 mod wgpu_engine;
 
-pub use cached_text::CachedText;
 pub use constraint::Constraint;
 pub use device::Device;
 pub use embedding::{Pooled, Pooler};
 pub use engine::{Backend, EngineOptions};
 pub use error::Error;
-pub use generation::{GenerateOptions, Generation, StopReason, Token};
+pub use generation::{GenerateOptions, GeneratedToken, Generation, StopReason};
 pub use generator::Generator;
+pub use host_snapshot::HostSnapshot;
 pub use logits_processor::LogitsProcessor;
 pub use memory::{available_memory, give_back_memory};
 pub use metal_attention_cpu::{
@@ -83,6 +83,6 @@ pub use metal_attention_wgpu as kernels;
 pub use metal_attention_wgpu::{WgpuForwardPass, WgpuForwardPassOptions, WgpuKvCache};
 pub use model::{BUILT_IN_MODEL, Model, ModelOptions, table_digest};
 pub use rerank::{RerankError, Reranker, best_first};
-pub use session_file::{SavedText, SessionError, SessionFile};
+pub use session_file::{SavedSequence, SessionError, SessionFile};
 pub use text_stream::TextStream;
 pub use timings::Timings;

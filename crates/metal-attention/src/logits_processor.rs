@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::choice::{Allowed, Scores, choose};
+use crate::choice::{AllowedTokens, Scores, choose};
 use crate::sampling::Sampler;
 
 /// Changes logits before the sampler sees them. One that leaves a single logit above -inf is a sampler of its own.
@@ -41,18 +41,18 @@ impl<F: FnMut(&[u32], &mut [f32]) -> Result<(), String> + Send> LogitsProcessor 
 }
 
 /// A processor, and the logits it works on.
-pub(crate) struct Processing {
+pub(crate) struct ActiveProcessor {
     processor: Box<dyn LogitsProcessor>,
     logits: Vec<f32>,
 }
 
-impl fmt::Debug for Processing {
+impl fmt::Debug for ActiveProcessor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Processing").finish_non_exhaustive()
+        f.debug_struct("ActiveProcessor").finish_non_exhaustive()
     }
 }
 
-impl Processing {
+impl ActiveProcessor {
     pub fn new(processor: Box<dyn LogitsProcessor>) -> Self {
         Self { processor, logits: Vec::new() }
     }
@@ -62,7 +62,7 @@ impl Processing {
         &mut self,
         sampler: &mut Sampler,
         ids: &[u32],
-        allowed: Allowed<'_>,
+        allowed: AllowedTokens<'_>,
         scores: Scores<'_>,
     ) -> Result<Option<u32>, String> {
         let Scores::Logits(logits) = scores else { return Ok(None) };
@@ -86,12 +86,12 @@ mod tests {
     fn the_sampler_sees_what_the_processor_leaves() {
         let mut sampler = Sampler::new(SamplerOptions::greedy()).unwrap();
         let mut choose = |processor: fn(&[u32], &mut [f32]) -> Result<(), String>, forbidden: &[u32], scores| {
-            let allowed = Allowed { forbidden, mask: None };
-            Processing::new(Box::new(processor)).choose(&mut sampler, &[7, 8], allowed, scores)
+            let allowed = AllowedTokens { forbidden, mask: None };
+            ActiveProcessor::new(Box::new(processor)).choose(&mut sampler, &[7, 8], allowed, scores)
         };
         let logits = Scores::Logits(&[0.0, 3.0, 2.0, 1.0]);
         assert_eq!(choose(|_, _| Ok(()), &[], logits), Ok(Some(1)));
-        assert_eq!(choose(|_, _| Ok(()), &[], Scores::Id(1)), Ok(None));
+        assert_eq!(choose(|_, _| Ok(()), &[], Scores::Argmax(1)), Ok(None));
         let last = |ids: &[u32], logits: &mut [f32]| {
             assert_eq!(ids, [7, 8]);
             logits[..3].fill(f32::NEG_INFINITY);

@@ -27,10 +27,10 @@ pub struct ModelOptions {
 /// An open model; clones share the weights.
 #[derive(Clone)]
 pub struct Model {
-    parts: Arc<Parts>,
+    data: Arc<ModelData>,
 }
 
-struct Parts {
+struct ModelData {
     gguf: GgufFile,
     spec: ModelSpec,
     weights: Weights,
@@ -68,23 +68,23 @@ impl Model {
         let spec = ModelSpec::from_gguf(&gguf)?;
         let weights = Weights::load(&gguf, &spec)?;
         let (options, tokenizer, fingerprint) = (options.clone(), OnceLock::new(), OnceLock::new());
-        Ok(Self { parts: Arc::new(Parts { gguf, spec, weights, options, tokenizer, fingerprint }) })
+        Ok(Self { data: Arc::new(ModelData { gguf, spec, weights, options, tokenizer, fingerprint }) })
     }
 
     /// Hyperparameters.
     pub fn spec(&self) -> &ModelSpec {
-        &self.parts.spec
+        &self.data.spec
     }
 
     /// Weights by role.
     pub fn weights(&self) -> &Weights {
-        &self.parts.weights
+        &self.data.weights
     }
 
     /// Turns text into token ids and back. An error where the file has no vocabulary, or one that is not supported;
     /// the model then still runs on token ids.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>, Error> {
-        let Parts { gguf, options, tokenizer, .. } = &*self.parts;
+        let ModelData { gguf, options, tokenizer, .. } = &*self.data;
         if let Some(tokenizer) = tokenizer.get() {
             return Ok(Arc::clone(tokenizer));
         }
@@ -95,18 +95,18 @@ impl Model {
     /// How tokens are chosen where nothing else is asked for: as the file recommends, else
     /// [`SamplerOptions::default`].
     pub fn sampling(&self) -> SamplerOptions {
-        SamplerOptions::recommended(self.parts.gguf.metadata())
+        SamplerOptions::recommended(self.data.gguf.metadata())
     }
 
     /// A hash by which the file is known again: of its metadata, its tensors' names, shapes and types, and of each tensor's first
     /// and last 4096 bytes.
     pub fn fingerprint(&self) -> [u8; 32] {
-        *self.parts.fingerprint.get_or_init(|| fingerprint(&self.parts.gguf))
+        *self.data.fingerprint.get_or_init(|| fingerprint(&self.data.gguf))
     }
 
     /// The file.
     pub fn gguf(&self) -> &GgufFile {
-        &self.parts.gguf
+        &self.data.gguf
     }
 
     /// Sets the model up to run. This allocates the KV cache and may repack weights, which takes a moment where the
@@ -130,7 +130,7 @@ pub fn table_digest(file: &GgufFile) -> [u8; 32] {
 }
 
 fn table_hash(file: &GgufFile) -> Sha256 {
-    let mut hash = Hash(Sha256::new());
+    let mut hash = HashWriter(Sha256::new());
     let mut write = |line: fmt::Arguments<'_>| hash.write_fmt(line).expect("hashing cannot fail");
     for (key, value) in file.metadata().iter() {
         write(format_args!("{key:?}: {value:?}\n"));
@@ -153,9 +153,9 @@ fn fingerprint(file: &GgufFile) -> [u8; 32] {
 }
 
 /// Hashes what is written to it.
-struct Hash(Sha256);
+struct HashWriter(Sha256);
 
-impl Write for Hash {
+impl Write for HashWriter {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.update(text);
         Ok(())

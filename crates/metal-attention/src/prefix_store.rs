@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use metal_attention_model::{ForwardPass, Snapshot, SnapshotError};
 
-use crate::cached_text::copy_blocks;
 use crate::copy_budget::CopyBudget;
+use crate::host_snapshot::copy_blocks;
 use crate::scheduler::Client;
 
 /// Bytes that go to a file, or come from it, at once.
@@ -31,11 +31,11 @@ pub struct CacheDisk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUse {
     /// Texts in main memory.
-    pub ram_texts: usize,
+    pub ram_sequences: usize,
     /// Their bytes.
     pub ram_bytes: u64,
     /// Texts on disk.
-    pub disk_texts: usize,
+    pub disk_sequences: usize,
     /// Their bytes.
     pub disk_bytes: u64,
     /// Prompts whose beginning came from there.
@@ -47,10 +47,10 @@ pub struct StoreUse {
 impl StoreUse {
     /// Adds what another scheduler has.
     pub(crate) fn add(&mut self, other: &Self) {
-        let Self { ram_texts, ram_bytes, disk_texts, disk_bytes, hits, tokens } = other;
-        self.ram_texts += ram_texts;
+        let Self { ram_sequences, ram_bytes, disk_sequences, disk_bytes, hits, tokens } = other;
+        self.ram_sequences += ram_sequences;
         self.ram_bytes += ram_bytes;
-        self.disk_texts += disk_texts;
+        self.disk_sequences += disk_sequences;
         self.disk_bytes += disk_bytes;
         self.hits += hits;
         self.tokens += tokens;
@@ -59,38 +59,38 @@ impl StoreUse {
 
 /// Who finds a text again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
+enum PrefixOwner {
     Key(usize),
     /// All without a key.
-    Everybody,
+    Keyless,
 }
 
-impl From<Client> for Owner {
+impl From<Client> for PrefixOwner {
     fn from(client: Client) -> Self {
         match client {
             Client::Key(key) => Self::Key(key),
-            Client::Unknown | Client::Address(_) => Self::Everybody,
+            Client::Unknown | Client::Address(_) => Self::Keyless,
         }
     }
 }
 
 /// The blocks of a text's snapshot.
-enum Blocks {
+enum BlockStorage {
     Ram(Vec<u8>),
     Disk(File),
 }
 
-struct Text {
+struct StoredSequence {
     /// Tells it from all others.
     number: u64,
-    owner: Owner,
+    owner: PrefixOwner,
     ids: Vec<u32>,
     snapshot: Snapshot,
-    blocks: Blocks,
+    blocks: BlockStorage,
     last_used: u64,
 }
 
-impl Text {
+impl StoredSequence {
     fn bytes(&self) -> u64 {
         bytes_of(&self.snapshot, &self.ids)
     }
@@ -103,17 +103,17 @@ fn bytes_of(snapshot: &Snapshot, ids: &[u32]) -> u64 {
 
 /// A prompt's beginning in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct StoredPrefix {
     number: u64,
     /// Its tokens.
-    pub n: usize,
+    pub n_tokens: usize,
 }
 
 /// The texts.
 pub(crate) struct PrefixStore {
     ram: u64,
     disk: Option<CacheDisk>,
-    texts: Vec<Text>,
+    sequences: Vec<StoredSequence>,
     /// Counts uses, and texts.
     now: u64,
     hits: u64,
@@ -124,7 +124,7 @@ pub(crate) struct PrefixStore {
 impl PrefixStore {
     /// An empty store of `ram` bytes in main memory, and what `disk` has room for.
     pub fn new(ram: u64, disk: Option<CacheDisk>) -> Self {
-        Self { ram, disk, texts: Vec::new(), now: 0, hits: 0, tokens: 0, budget: CopyBudget::new() }
+        Self { ram, disk, sequences: Vec::new(), now: 0, hits: 0, tokens: 0, budget: CopyBudget::new() }
     }
 
     /// Whether there is no room for any.
@@ -135,7 +135,7 @@ impl PrefixStore {
     /// Keeps the place where an answer begins, before layers with windows lose it: after `prompt`, in sequence `seq`, which goes on
     /// by a token at a time. Prompts to come go back there where a template drops the thoughts. False: not yet. What is shorter
     /// than half of what can be taken back needs no keeping.
-    pub fn keep_turn(
+    pub fn keep_prompt_end(
         &mut self,
         pass: &mut dyn ForwardPass,
         seq: usize,
@@ -157,7 +157,7 @@ impl PrefixStore {
     /// Keeps the beginning `ids` of sequence `seq` of `pass`, which it can be cut back to, for prompts of `client`, as far as there is
     /// room; and, where other sequences wait for its copy, as far as there is time.
     pub fn keep(&mut self, pass: &mut dyn ForwardPass, seq: usize, client: Client, ids: &[u32], others_wait: bool) {
-        let owner = Owner::from(client);
+        let owner = PrefixOwner::from(client);
         // Less than a page is sooner evaluated.
         if self.is_off() || ids.len() < pass.cache_pages().page_len {
             return;
@@ -165,12 +165,12 @@ impl PrefixStore {
         self.now += 1;
         let now = self.now;
         let cache = pass.cache();
-        let covers = |text: &Text| {
+        let covers = |text: &StoredSequence| {
             let n = ids.len();
             text.owner == owner && text.ids.starts_with(ids) && text.snapshot.reachable(cache, n) == n
         };
-        if let Some(i) = self.texts.iter().position(covers) {
-            self.texts[i].last_used = now;
+        if let Some(i) = self.sequences.iter().position(covers) {
+            self.sequences[i].last_used = now;
             return;
         }
         let start = Instant::now();
@@ -186,7 +186,7 @@ impl PrefixStore {
         &mut self,
         pass: &mut dyn ForwardPass,
         seq: usize,
-        owner: Owner,
+        owner: PrefixOwner,
         ids: &[u32],
         most: u64,
     ) -> Result<u64, SnapshotError> {
@@ -203,32 +203,32 @@ impl PrefixStore {
             return Ok(0);
         }
         // What this one can stand for.
-        self.texts.retain(|text| {
+        self.sequences.retain(|text| {
             let n = text.ids.len();
             text.owner != owner || !ids.starts_with(&text.ids) || snapshot.reachable(pass.cache(), n) < n
         });
         let blocks = if bytes <= self.ram {
-            self.make_room_in_ram(bytes);
-            Blocks::Ram(copy_blocks(&snapshot, pass, seq)?)
+            self.free_ram(bytes);
+            BlockStorage::Ram(copy_blocks(&snapshot, pass, seq)?)
         } else {
             let Some(file) = self.file_for(bytes)? else { return Ok(0) };
             let mut out = BufWriter::with_capacity(BUFFER, file);
             snapshot.write_blocks(pass.cache(), seq, &mut out)?;
-            Blocks::Disk(out.into_inner().map_err(|error| SnapshotError::Write(error.into_error()))?)
+            BlockStorage::Disk(out.into_inner().map_err(|error| SnapshotError::Write(error.into_error()))?)
         };
         let (number, last_used) = (self.now, self.now);
-        self.texts.push(Text { number, owner, ids: ids.to_vec(), snapshot, blocks, last_used });
+        self.sequences.push(StoredSequence { number, owner, ids: ids.to_vec(), snapshot, blocks, last_used });
         Ok(bytes)
     }
 
     /// Has the texts in memory that were used least recently go to disk, or go, until `bytes` more fit.
-    fn make_room_in_ram(&mut self, bytes: u64) {
+    fn free_ram(&mut self, bytes: u64) {
         while self.usage().ram_bytes + bytes > self.ram {
-            let in_ram = |text: &Text| matches!(text.blocks, Blocks::Ram(_));
+            let in_ram = |text: &StoredSequence| matches!(text.blocks, BlockStorage::Ram(_));
             let Some(i) = self.oldest(in_ram) else { return };
-            let text = self.texts.swap_remove(i);
-            match self.on_disk(text) {
-                Ok(Some(text)) => self.texts.push(text),
+            let text = self.sequences.swap_remove(i);
+            match self.move_to_disk(text) {
+                Ok(Some(text)) => self.sequences.push(text),
                 Ok(None) => {}
                 Err(error) => tracing::warn!("a text is not kept on disk: {error}"),
             }
@@ -236,82 +236,87 @@ impl PrefixStore {
     }
 
     /// A text that was in memory, on disk; `None` where there is no room for it.
-    fn on_disk(&mut self, text: Text) -> Result<Option<Text>, SnapshotError> {
+    fn move_to_disk(&mut self, text: StoredSequence) -> Result<Option<StoredSequence>, SnapshotError> {
         let Some(mut file) = self.file_for(text.bytes())? else { return Ok(None) };
-        if let Blocks::Ram(blocks) = &text.blocks {
+        if let BlockStorage::Ram(blocks) = &text.blocks {
             file.write_all(blocks).map_err(SnapshotError::Write)?;
         }
-        Ok(Some(Text { blocks: Blocks::Disk(file), ..text }))
+        Ok(Some(StoredSequence { blocks: BlockStorage::Disk(file), ..text }))
     }
 
     /// A file for a text of so many bytes, for which others go; `None` where there is no room for it.
     fn file_for(&mut self, bytes: u64) -> Result<Option<File>, SnapshotError> {
         let Some(disk) = self.disk.clone().filter(|disk| bytes <= disk.bytes) else { return Ok(None) };
         while self.usage().disk_bytes + bytes > disk.bytes {
-            let Some(i) = self.oldest(|text| matches!(text.blocks, Blocks::Disk(_))) else { return Ok(None) };
-            self.texts.swap_remove(i);
+            let Some(i) = self.oldest(|text| matches!(text.blocks, BlockStorage::Disk(_))) else { return Ok(None) };
+            self.sequences.swap_remove(i);
         }
         disk.file().map(Some).map_err(SnapshotError::Write)
     }
 
-    fn oldest(&self, of: impl Fn(&Text) -> bool) -> Option<usize> {
-        let texts = self.texts.iter().enumerate().filter(|(_, text)| of(text));
+    fn oldest(&self, of: impl Fn(&StoredSequence) -> bool) -> Option<usize> {
+        let texts = self.sequences.iter().enumerate().filter(|(_, text)| of(text));
         texts.min_by_key(|(_, text)| text.last_used).map(|(i, _)| i)
     }
 
     /// Forgets the texts of `client` that are a beginning of `ids`, or begin like all of it.
     pub fn forget(&mut self, client: Client, ids: &[u32]) {
-        let owner = Owner::from(client);
-        self.texts.retain(|text| text.owner != owner || n_common(&text.ids, ids) < ids.len().min(text.ids.len()));
+        let owner = PrefixOwner::from(client);
+        self.sequences.retain(|text| text.owner != owner || n_common(&text.ids, ids) < ids.len().min(text.ids.len()));
     }
 
     /// The longest beginning of `ids` that is there for `client` and can go on.
-    pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, ids: &[u32]) -> Option<Stored> {
-        let owner = Owner::from(client);
-        let of_owner = self.texts.iter().filter(|text| text.owner == owner);
+    pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, ids: &[u32]) -> Option<StoredPrefix> {
+        let owner = PrefixOwner::from(client);
+        let of_owner = self.sequences.iter().filter(|text| text.owner == owner);
         let stored = of_owner.map(|text| {
             let n = text.snapshot.reachable(pass.cache(), n_common(ids, &text.ids));
-            Stored { number: text.number, n }
+            StoredPrefix { number: text.number, n_tokens: n }
         });
-        stored.filter(|stored| stored.n > 0).max_by_key(|stored| stored.n)
+        stored.filter(|stored| stored.n_tokens > 0).max_by_key(|stored| stored.n_tokens)
     }
 
     /// Notes that a text is about to be used: others go before it.
-    pub fn touch(&mut self, stored: Stored) {
+    pub fn touch(&mut self, stored: StoredPrefix) {
         self.now += 1;
-        if let Some(text) = self.texts.iter_mut().find(|text| text.number == stored.number) {
+        if let Some(text) = self.sequences.iter_mut().find(|text| text.number == stored.number) {
             text.last_used = self.now;
         }
     }
 
     /// Makes sequence `seq` the beginning that was found. False, and the sequence is as it was, where it is gone. On an error the
     /// sequence is empty.
-    pub fn restore(&mut self, pass: &mut dyn ForwardPass, seq: usize, stored: Stored) -> Result<bool, SnapshotError> {
+    pub fn restore(
+        &mut self,
+        pass: &mut dyn ForwardPass,
+        seq: usize,
+        stored: StoredPrefix,
+    ) -> Result<bool, SnapshotError> {
         self.touch(stored);
-        let Some(i) = self.texts.iter().position(|text| text.number == stored.number) else { return Ok(false) };
-        let Text { snapshot, blocks, .. } = &mut self.texts[i];
+        let Some(i) = self.sequences.iter().position(|text| text.number == stored.number) else { return Ok(false) };
+        let StoredSequence { snapshot, blocks, .. } = &mut self.sequences[i];
         match blocks {
-            Blocks::Ram(blocks) => {
-                snapshot.restore_prefix(stored.n, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?;
+            BlockStorage::Ram(blocks) => {
+                snapshot.restore_prefix(stored.n_tokens, pass.cache(), seq, &mut Cursor::new(&blocks[..]))?;
             }
-            Blocks::Disk(file) => {
+            BlockStorage::Disk(file) => {
                 file.rewind().map_err(SnapshotError::Read)?;
                 let mut input = BufReader::with_capacity(BUFFER, file);
-                snapshot.restore_prefix(stored.n, pass.cache(), seq, &mut input)?;
+                snapshot.restore_prefix(stored.n_tokens, pass.cache(), seq, &mut input)?;
             }
         }
         self.hits += 1;
-        self.tokens += stored.n as u64;
+        self.tokens += stored.n_tokens as u64;
         Ok(true)
     }
 
     /// What there is, and what came of it.
     pub fn usage(&self) -> StoreUse {
         let mut usage = StoreUse { hits: self.hits, tokens: self.tokens, ..StoreUse::default() };
-        for text in &self.texts {
+        for text in &self.sequences {
             let (texts, bytes) = match text.blocks {
-                Blocks::Ram(_) => (&mut usage.ram_texts, &mut usage.ram_bytes),
-                Blocks::Disk(_) => (&mut usage.disk_texts, &mut usage.disk_bytes),
+                BlockStorage::Ram(_) => (&mut usage.ram_sequences, &mut usage.ram_bytes),
+                BlockStorage::Disk(_) => (&mut usage.disk_sequences, &mut usage.disk_bytes),
             };
             *texts += 1;
             *bytes += text.bytes();
@@ -354,11 +359,11 @@ mod tests {
         let mut store = PrefixStore::new(1 << 30, None);
         let whole = bytes_of(&Snapshot::of_sequence(pass.cache(), 0).unwrap(), &ids);
         for (most, n) in [(whole / 7, 0), (whole / 2, 128), (whole - 1, 256), (whole, 300)] {
-            let bytes = store.add(&mut *pass, 0, Owner::Everybody, &ids, most).unwrap();
+            let bytes = store.add(&mut *pass, 0, PrefixOwner::Keyless, &ids, most).unwrap();
             assert!(bytes <= most && (bytes > 0) == (n > 0), "{bytes} of {most}");
             let stored = store.find(&mut *pass, Client::Unknown, &ids);
-            assert_eq!(stored.map_or(0, |stored| stored.n), n);
-            let Some(stored) = stored.filter(|stored| stored.n < 300) else { continue };
+            assert_eq!(stored.map_or(0, |stored| stored.n_tokens), n);
+            let Some(stored) = stored.filter(|stored| stored.n_tokens < 300) else { continue };
             assert!(store.restore(&mut *pass, 1, stored).unwrap());
             assert_eq!(pass.forward(&batch(1, n)).unwrap().as_slice(), want);
         }

@@ -46,21 +46,21 @@ pub enum RerankError {
 #[derive(Debug, Clone)]
 pub struct Reranker {
     tokenizer: Arc<Tokenizer>,
-    form: Form,
+    form: PairFormat,
     /// The output that is the score.
     score: usize,
 }
 
 /// How a pair becomes one text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Form {
-    Template(Vec<Part>),
+enum PairFormat {
+    Template(Vec<TemplatePart>),
     Tokens { begin: Option<u32>, between: Vec<u32>, end: u32 },
 }
 
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(String),
     Query,
     Document,
@@ -75,7 +75,7 @@ impl Reranker {
         let yes = classifier.labels.iter().position(|label| label.eq_ignore_ascii_case("yes"));
         let tokenizer = model.tokenizer()?;
         let form = match model.gguf().metadata().str(TEMPLATE)? {
-            Some(template) => Form::Template(parts(template)?),
+            Some(template) => PairFormat::Template(parts(template)?),
             None => tokens(&tokenizer)?,
         };
         Ok(Self { tokenizer, form, score: yes.unwrap_or(0) })
@@ -84,8 +84,8 @@ impl Reranker {
     /// The token ids of `query` and `document` as one text.
     pub fn encode(&self, query: &str, document: &str) -> Vec<u32> {
         match &self.form {
-            Form::Template(parts) => encode_template(&self.tokenizer, parts, query, document),
-            Form::Tokens { begin, between, end } => {
+            PairFormat::Template(parts) => encode_template(&self.tokenizer, parts, query, document),
+            PairFormat::Tokens { begin, between, end } => {
                 let encode = |text| self.tokenizer.encode(text, EncodeOptions::default());
                 let mut ids: Vec<u32> = begin.iter().copied().collect();
                 ids.extend(encode(query));
@@ -112,56 +112,56 @@ pub fn best_first(scores: &[f32]) -> Vec<usize> {
     order
 }
 
-fn parts(mut template: &str) -> Result<Vec<Part>, RerankError> {
+fn parts(mut template: &str) -> Result<Vec<TemplatePart>, RerankError> {
     let mut parts = Vec::new();
     while !template.is_empty() {
-        let found = [("{query}", Part::Query), ("{document}", Part::Document)];
+        let found = [("{query}", TemplatePart::Query), ("{document}", TemplatePart::Document)];
         let found = found.into_iter().filter_map(|(name, part)| Some((template.find(name)?, name.len(), part)));
         let (start, len, part) = found
             .min_by_key(|(start, ..)| *start)
             .map_or((template.len(), 0, None), |found| (found.0, found.1, Some(found.2)));
         if start > 0 {
-            parts.push(Part::Text(template[..start].to_owned()));
+            parts.push(TemplatePart::Text(template[..start].to_owned()));
         }
         parts.extend(part);
         template = &template[start + len..];
     }
     let error = |why| Err(RerankError::Template { why });
-    if !parts.contains(&Part::Query) || !parts.contains(&Part::Document) {
+    if !parts.contains(&TemplatePart::Query) || !parts.contains(&TemplatePart::Document) {
         return error("lacks {query} or {document}");
     }
-    if parts.iter().filter(|part| !matches!(part, Part::Text(_))).count() > MAX_PLACEHOLDERS {
+    if parts.iter().filter(|part| !matches!(part, TemplatePart::Text(_))).count() > MAX_PLACEHOLDERS {
         return error("has {query} and {document} more than 16 times");
     }
     Ok(parts)
 }
 
-fn tokens(tokenizer: &Tokenizer) -> Result<Form, RerankError> {
+fn tokens(tokenizer: &Tokenizer) -> Result<PairFormat, RerankError> {
     let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let (eos, separator) = (tokenizer.eos(), tokenizer.separator());
     if tokenizer.model() == "bert"
         && let Some(separator) = separator
     {
         // The one that CLS begins and SEP ends, whatever else is called EOS.
-        return Ok(Form::Tokens { begin, between: vec![separator], end: separator });
+        return Ok(PairFormat::Tokens { begin, between: vec![separator], end: separator });
     }
     let end = eos.or(separator).ok_or(RerankError::NoSeparator)?;
     let again = separator.filter(|_| eos.is_some() && tokenizer.adds_separator());
-    Ok(Form::Tokens { begin, between: [end].into_iter().chain(again).collect(), end })
+    Ok(PairFormat::Tokens { begin, between: [end].into_iter().chain(again).collect(), end })
 }
 
-fn encode_template(tokenizer: &Tokenizer, parts: &[Part], query: &str, document: &str) -> Vec<u32> {
+fn encode_template(tokenizer: &Tokenizer, parts: &[TemplatePart], query: &str, document: &str) -> Vec<u32> {
     let mut text = String::new();
     let mut foreign = Vec::new();
     for part in parts {
         let start = text.len();
         match part {
-            Part::Text(own) => {
+            TemplatePart::Text(own) => {
                 text += own;
                 continue;
             }
-            Part::Query => text += query,
-            Part::Document => text += document,
+            TemplatePart::Query => text += query,
+            TemplatePart::Document => text += document,
         }
         foreign.push(start..text.len());
     }
@@ -193,7 +193,7 @@ mod tests {
     fn reranker(metadata: &Metadata, template: Option<&str>) -> Result<Reranker, RerankError> {
         let tokenizer = Arc::new(Tokenizer::from_metadata(metadata, &TokenizerOptions::default()).unwrap());
         let form = match template {
-            Some(template) => Form::Template(parts(template)?),
+            Some(template) => PairFormat::Template(parts(template)?),
             None => tokens(&tokenizer)?,
         };
         Ok(Reranker { tokenizer, form, score: 0 })

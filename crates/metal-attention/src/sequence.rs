@@ -6,22 +6,24 @@ use std::time::{Duration, Instant};
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass};
 
-use crate::choice::{Allowed, Need, Scores, choose, evaluate, evaluate_again, is_number, need};
-use crate::constraint::Constraining;
-use crate::logits_processor::Processing;
+use crate::choice::{
+    AllowedTokens, RequiredScores, Scores, choose, evaluate, evaluate_again, is_number, required_scores,
+};
+use crate::constraint::ActiveConstraint;
+use crate::logits_processor::ActiveProcessor;
 use crate::prefix_store::{PrefixStore, n_common};
 use crate::sampling::Sampler;
 use crate::scheduler::Client;
-use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedText, SessionError, SessionFile, Timings};
+use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedSequence, SessionError, SessionFile, Timings};
 
 /// The tokens of a text and everything that continues it.
 pub(crate) struct Sequence {
     pass: Box<dyn ForwardPass>,
     sampler: Sampler,
-    processing: Option<Processing>,
-    constraint: Option<Constraining>,
+    processing: Option<ActiveProcessor>,
+    constraint: Option<ActiveConstraint>,
     /// Where answers began, which layers with windows have lost since.
-    turns: PrefixStore,
+    prompt_ends: PrefixStore,
     /// Tokens of the last prompt; `None` where the place where its answer begins is kept, or need not be.
     n_prompt: Option<usize>,
     /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
@@ -39,7 +41,7 @@ impl Sequence {
             sampler,
             processing: None,
             constraint: None,
-            turns: PrefixStore::new(0, None),
+            prompt_ends: PrefixStore::new(0, None),
             n_prompt: None,
             ids: Vec::new(),
             started: Instant::now(),
@@ -65,21 +67,21 @@ impl Sequence {
     }
 
     pub fn set_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
-        self.processing = processor.map(Processing::new);
+        self.processing = processor.map(ActiveProcessor::new);
     }
 
     pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
-        self.constraint = constraint.map(Constraining::new);
+        self.constraint = constraint.map(ActiveConstraint::new);
     }
 
     /// Whether the constraint on the text allows nothing but its end.
     pub fn is_complete(&self) -> bool {
-        self.constraint.as_ref().is_some_and(Constraining::is_complete)
+        self.constraint.as_ref().is_some_and(ActiveConstraint::is_complete)
     }
 
     /// From now on places where answers begin are kept in so many bytes, where layers with windows would lose them.
-    pub fn keep_turns(&mut self, bytes: u64) {
-        self.turns = PrefixStore::new(bytes, None);
+    pub fn keep_prompt_ends(&mut self, bytes: u64) {
+        self.prompt_ends = PrefixStore::new(bytes, None);
     }
 
     pub fn ids(&self) -> &[u32] {
@@ -133,9 +135,11 @@ impl Sequence {
     fn go_back(&mut self, prompt: &[u32], n: usize) -> usize {
         let pass = &mut *self.pass;
         let reachable = pass.reachable(0, n);
-        let kept =
-            self.turns.find(pass, Client::Unknown, &prompt[..prompt.len() - 1]).filter(|kept| kept.n > reachable);
-        match kept.map(|kept| (kept.n, self.turns.restore(pass, 0, kept))) {
+        let kept = self
+            .prompt_ends
+            .find(pass, Client::Unknown, &prompt[..prompt.len() - 1])
+            .filter(|kept| kept.n_tokens > reachable);
+        match kept.map(|kept| (kept.n_tokens, self.prompt_ends.restore(pass, 0, kept))) {
             Some((n, Ok(true))) => return n,
             Some((_, Err(error))) => tracing::warn!("a prompt's beginning is evaluated again: {error}"),
             Some((_, Ok(false))) | None => {}
@@ -146,7 +150,7 @@ impl Sequence {
     /// Writes a session file with `note` and what the KV cache has of the text.
     pub fn save(&mut self, path: &Path, model: &Model, note: &[u8]) -> Result<(), SessionError> {
         let ids = &self.ids[..self.pass.position()];
-        SessionFile::write(path, model, note, Some(SavedText { pass: &mut *self.pass, seq: 0, ids }))
+        SessionFile::write(path, model, note, Some(SavedSequence { pass: &mut *self.pass, seq: 0, ids }))
     }
 
     /// Replaces the text by that of a session file. On an error it is empty, or as it was.
@@ -174,10 +178,10 @@ impl Sequence {
         let Self { pass, sampler, processing, constraint, ids, .. } = self;
         let n_vocab = pass.spec().n_vocab;
         let mask = constraint.as_mut().map(|constraint| constraint.mask(n_vocab, forbidden));
-        let allowed = Allowed { forbidden, mask: mask.transpose().map_err(Error::Constraint)? };
+        let allowed = AllowedTokens { forbidden, mask: mask.transpose().map_err(Error::Constraint)? };
         let need = match processing {
-            Some(_) => Need::Logits,
-            None => need(sampler, forbidden.len(), allowed.mask.is_some(), pass.max_top_k()),
+            Some(_) => RequiredScores::Logits,
+            None => required_scores(sampler, forbidden.len(), allowed.mask.is_some(), pass.max_top_k()),
         };
         let mut choose = |scores: Scores<'_>| {
             let chosen = match processing {
@@ -198,7 +202,7 @@ impl Sequence {
         let chosen = chosen?;
         self.count(batch.len(), start.elapsed());
         if let Some(n) = self.n_prompt
-            && self.turns.keep_turn(&mut *self.pass, 0, Client::Unknown, &self.ids[..n], false)
+            && self.prompt_ends.keep_prompt_end(&mut *self.pass, 0, Client::Unknown, &self.ids[..n], false)
         {
             self.n_prompt = None;
         }

@@ -18,7 +18,7 @@ use std::path::Path;
 use metal_attention_model::{ForwardError, ForwardPass, Snapshot, SnapshotError};
 
 use crate::Model;
-use crate::cached_text::{CachedText, room_for_blocks};
+use crate::host_snapshot::{HostSnapshot, room_for_blocks};
 use crate::scheduler::CacheCapacity;
 
 const MAGIC: [u8; 8] = *b"MtlAttnS";
@@ -143,7 +143,7 @@ fn damaged<T>(why: &'static str) -> Result<T, SessionError> {
 }
 
 /// A text in a KV cache.
-pub struct SavedText<'a> {
+pub struct SavedSequence<'a> {
     /// The forward pass.
     pub pass: &'a mut dyn ForwardPass,
     /// Its sequence.
@@ -168,11 +168,16 @@ pub struct SessionFile {
 impl SessionFile {
     /// Writes a session of `model`, with a `note` of the program's own and, where it is given, what a KV cache has of a text.
     /// A file that was there stays as it is until the new one is whole.
-    pub fn write(path: &Path, model: &Model, note: &[u8], text: Option<SavedText<'_>>) -> Result<(), SessionError> {
-        let Some(text) = text.filter(|text| !text.ids.is_empty()) else {
+    pub fn write(
+        path: &Path,
+        model: &Model,
+        note: &[u8],
+        sequence: Option<SavedSequence<'_>>,
+    ) -> Result<(), SessionError> {
+        let Some(sequence) = sequence.filter(|sequence| !sequence.ids.is_empty()) else {
             return write_file(path, model, note, &[], None, |_| Ok(())).map(drop);
         };
-        let SavedText { pass, seq, ids } = text;
+        let SavedSequence { pass, seq, ids } = sequence;
         let snapshot = Snapshot::of_sequence(pass.cache(), seq)?;
         let write_blocks = |out: &mut dyn Write| snapshot.write_blocks(pass.cache(), seq, out);
         write_file(path, model, note, ids, Some(&snapshot), write_blocks).map(drop)
@@ -180,9 +185,9 @@ impl SessionFile {
 
     /// Writes a session of `model` with a text of which there is a copy. Returns the file's bytes. A file that was there stays as it
     /// is until the new one is whole.
-    pub fn write_copy(path: &Path, model: &Model, text: &CachedText) -> Result<u64, SessionError> {
-        let write_blocks = |out: &mut dyn Write| out.write_all(&text.blocks).map_err(SnapshotError::Write);
-        write_file(path, model, &[], &text.ids, Some(&text.snapshot), write_blocks)
+    pub fn write_copy(path: &Path, model: &Model, snapshot: &HostSnapshot) -> Result<u64, SessionError> {
+        let write_blocks = |out: &mut dyn Write| out.write_all(&snapshot.blocks).map_err(SnapshotError::Write);
+        write_file(path, model, &[], &snapshot.ids, Some(&snapshot.snapshot), write_blocks)
     }
 
     /// Opens a session file and checks its head and its length.
@@ -241,7 +246,7 @@ impl SessionFile {
 
     /// Reads the text of this session into main memory, for a KV cache of this `capacity` of `model`. What takes more than the KV
     /// cache does is not read.
-    pub fn read(self, model: &Model, capacity: CacheCapacity) -> Result<CachedText, SessionError> {
+    pub fn read(self, model: &Model, capacity: CacheCapacity) -> Result<HostSnapshot, SessionError> {
         self.check_model(model)?;
         let Some(snapshot) = self.snapshot else { return Err(SessionError::NoText) };
         let (n_tokens, bytes) = (self.ids.len(), snapshot.block_bytes());
@@ -258,7 +263,7 @@ impl SessionFile {
             return Err(SessionError::Cut);
         }
         input.check_sum()?;
-        Ok(CachedText { ids: self.ids, snapshot, blocks })
+        Ok(HostSnapshot { ids: self.ids, snapshot, blocks })
     }
 
     /// An error where the session is of another model than `model`.
@@ -337,10 +342,10 @@ fn write_file(
     Ok(bytes)
 }
 
-type Head = ([u8; 32], Vec<u8>, Vec<u32>, Option<Snapshot>);
+type SessionHeader = ([u8; 32], Vec<u8>, Vec<u32>, Option<Snapshot>);
 
 /// What a head says.
-fn parse(head: &mut &[u8]) -> Result<Head, SessionError> {
+fn parse(head: &mut &[u8]) -> Result<SessionHeader, SessionError> {
     let fingerprint = read_array(head).or_else(|_| damaged("its head is too short"))?;
     let note = take(head, 1, MAX_NOTE)?.to_vec();
     let ids = take(head, size_of::<u32>(), MAX_TOKENS)?;

@@ -61,7 +61,7 @@ impl Engine {
         let watch = Watch::default();
         let engine = EngineOptions {
             device,
-            n_cards,
+            n_ranks: n_cards,
             n_ctx,
             n_threads,
             cache_type,

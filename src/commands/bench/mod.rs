@@ -232,7 +232,7 @@ impl Args {
             for device in &devices {
                 for &n_threads in &threads {
                     let (device, n_cards) = (device.clone(), self.tensor_parallel);
-                    let options = EngineOptions { device, n_cards, n_threads, ..self.compute.options() };
+                    let options = EngineOptions { device, n_ranks: n_cards, n_threads, ..self.compute.options() };
                     let kind = self.measure_setups(&setups, &args.name(), model, &hash, &options, measured)?;
                     // A GPU is as fast whatever the CPU's threads are.
                     if kind.is_some_and(|kind| kind != "cpu") {

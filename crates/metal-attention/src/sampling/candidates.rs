@@ -4,12 +4,12 @@ use std::cmp::Ordering;
 
 /// A token with its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Candidate {
+pub(super) struct TokenCandidate {
     pub id: u32,
     pub logit: f32,
 }
 
-impl Candidate {
+impl TokenCandidate {
     /// Highest logit first, lowest id first among equals.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that sorting wants")]
     pub fn by_logit(&self, other: &Self) -> Ordering {
@@ -22,7 +22,7 @@ impl Candidate {
 /// random number draws the same token everywhere.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    items: Vec<Candidate>,
+    items: Vec<TokenCandidate>,
     sorted_by_id: bool,
 }
 
@@ -31,7 +31,7 @@ impl Candidates {
     /// logit plus its bias. Tokens whose logit is NaN or -inf never qualify, and
     /// where there are infinite logits these tokens alone do, as equals.
     pub fn fill(&mut self, logits: &[f32], bias: &[(u32, f32)], allowed: impl Fn(u32) -> bool) {
-        let all = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit });
+        let all = logits.iter().zip(0..).map(|(&logit, id)| TokenCandidate { id, logit });
         let finite = logits.iter().fold(true, |finite, logit| finite & logit.is_finite());
         self.items.clear();
         self.items.extend(all);
@@ -50,7 +50,7 @@ impl Candidates {
     /// The same from a list of tokens and their logits, in the order of the list.
     pub fn fill_listed(&mut self, list: impl Iterator<Item = (u32, f32)>) {
         self.items.clear();
-        self.items.extend(list.map(|(id, logit)| Candidate { id, logit }));
+        self.items.extend(list.map(|(id, logit)| TokenCandidate { id, logit }));
         self.sorted_by_id = false;
         self.keep_finite();
     }
@@ -72,13 +72,13 @@ impl Candidates {
         }
     }
 
-    pub fn as_slice(&self) -> &[Candidate] {
+    pub fn as_slice(&self) -> &[TokenCandidate] {
         &self.items
     }
 
     /// The candidate with the highest logit, the lowest id among equals.
-    pub fn best(&self) -> Option<Candidate> {
-        self.items.iter().copied().min_by(Candidate::by_logit)
+    pub fn best(&self) -> Option<TokenCandidate> {
+        self.items.iter().copied().min_by(TokenCandidate::by_logit)
     }
 
     /// Replaces the logit of token `id`, if it is a candidate. The new logit is
@@ -91,7 +91,7 @@ impl Candidates {
         }
     }
 
-    fn find(&mut self, id: u32) -> Option<&mut Candidate> {
+    fn find(&mut self, id: u32) -> Option<&mut TokenCandidate> {
         self.sort_by_id();
         let at = self.items.binary_search_by_key(&id, |c| c.id).ok()?;
         self.items.get_mut(at)
@@ -113,7 +113,7 @@ impl Candidates {
 
     /// Keeps the candidates for which `keep` is true. The caller keeps one at
     /// least.
-    pub fn retain(&mut self, keep: impl Fn(&Candidate) -> bool) {
+    pub fn retain(&mut self, keep: impl Fn(&TokenCandidate) -> bool) {
         self.items.retain(keep);
     }
 
@@ -121,11 +121,11 @@ impl Candidates {
     pub fn keep_highest(&mut self, k: usize) {
         let sorted = self.items.is_sorted_by(|a, b| a.by_logit(b).is_lt());
         if !sorted && (1..self.items.len()).contains(&k) {
-            self.items.select_nth_unstable_by(k - 1, Candidate::by_logit);
+            self.items.select_nth_unstable_by(k - 1, TokenCandidate::by_logit);
         }
         self.items.truncate(k);
         if !sorted {
-            self.items.sort_unstable_by(Candidate::by_logit);
+            self.items.sort_unstable_by(TokenCandidate::by_logit);
         }
         self.sorted_by_id = false;
     }
@@ -133,7 +133,12 @@ impl Candidates {
     /// Keeps the shortest prefix, in the order given, whose probabilities sum to
     /// at least `mass`, and `min_keep` candidates at least, or one. The candidates end up in
     /// that order, which must be total.
-    pub fn keep_mass(&mut self, mass: f32, min_keep: usize, order: impl Fn(&Candidate, &Candidate) -> Ordering) {
+    pub fn keep_mass(
+        &mut self,
+        mass: f32,
+        min_keep: usize,
+        order: impl Fn(&TokenCandidate, &TokenCandidate) -> Ordering,
+    ) {
         /// Most distributions have their mass in fewer candidates than this.
         const FIRST_SORT: usize = 256;
         let softmax = Softmax::of(&self.items);
@@ -158,7 +163,7 @@ impl Candidates {
 
     /// The candidate at `position`, from 0 up to but not including 1, of the
     /// cumulated probabilities.
-    pub fn at(&self, position: f64) -> Option<Candidate> {
+    pub fn at(&self, position: f64) -> Option<TokenCandidate> {
         let softmax = Softmax::of(&self.items);
         let target = position * softmax.total;
         let mut sum = 0.0;
@@ -181,7 +186,7 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    pub fn of(candidates: &[Candidate]) -> Self {
+    pub fn of(candidates: &[TokenCandidate]) -> Self {
         let highest = candidates.iter().fold(f32::MIN, |highest, c| highest.max(c.logit));
         let mut softmax = Self { highest, total: 0.0 };
         softmax.total = candidates.iter().map(|&c| softmax.weight(c)).sum();
@@ -189,21 +194,21 @@ impl Softmax {
     }
 
     /// The candidate's probability times `total`.
-    pub fn weight(&self, candidate: Candidate) -> f64 {
+    pub fn weight(&self, candidate: TokenCandidate) -> f64 {
         f64::from((candidate.logit - self.highest).exp())
     }
 
-    pub fn probability(&self, candidate: Candidate) -> f64 {
+    pub fn probability(&self, candidate: TokenCandidate) -> f64 {
         self.weight(candidate) / self.total
     }
 
     /// Minus the natural logarithm of the candidate's probability.
-    pub fn surprise(&self, candidate: Candidate) -> f64 {
+    pub fn surprise(&self, candidate: TokenCandidate) -> f64 {
         self.total.ln() - (f64::from(candidate.logit) - f64::from(self.highest))
     }
 
     /// The distribution's entropy in nats: the expected surprise.
-    pub fn entropy(&self, candidates: &[Candidate]) -> f64 {
+    pub fn entropy(&self, candidates: &[TokenCandidate]) -> f64 {
         candidates.iter().map(|&c| self.probability(c) * self.surprise(c)).sum()
     }
 }

@@ -3,7 +3,7 @@
 use crate::{BatchToken, ForwardError, Pooled};
 
 use super::engine::Engine;
-use super::queue::{EmbeddingRequest, Wanted};
+use super::queue::{EmbeddingRequest, RequestedOutput};
 use super::{Client, RequestError};
 
 /// Most bytes of logits that one chunk gives.
@@ -16,11 +16,11 @@ pub(super) struct EmbeddingRun {
     number: u64,
     /// Its sequence.
     pub seq: usize,
-    outcome: Outcome,
+    output: PartialOutput,
 }
 
 /// What there is of the answer so far.
-enum Outcome {
+enum PartialOutput {
     /// What the states give.
     Pooled(Pooled),
     /// Logits, `[n_tokens, n_vocab]`.
@@ -51,41 +51,41 @@ impl EmbeddingRun {
 
 impl Engine<'_> {
     /// Begins an embedding in a sequence of its own.
-    pub(super) fn begin_embedding(&mut self, request: EmbeddingRequest, seq: usize) {
-        let outcome = match request.wanted {
-            Wanted::Embedding => Outcome::Pooled(self.pooler.begin()),
-            Wanted::Logits(_) => Outcome::Logits(Vec::new()),
+    pub(super) fn start_embedding(&mut self, request: EmbeddingRequest, seq: usize) {
+        let output = match request.output {
+            RequestedOutput::Embedding => PartialOutput::Pooled(self.pooler.begin()),
+            RequestedOutput::Logits(_) => PartialOutput::Logits(Vec::new()),
         };
-        self.n_begun += 1;
-        self.embeddings.push_back(EmbeddingRun { request, number: self.n_begun, seq, outcome });
+        self.n_started += 1;
+        self.embeddings.push_back(EmbeddingRun { request, number: self.n_started, seq, output });
     }
 
     /// Evaluates the next chunk of the embedding whose turn it is.
     pub(super) fn embed(&mut self) {
-        let most = self.pace.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
+        let most = self.batch_sizer.prompt_tokens(0, !self.running.is_empty() || self.embeddings.len() > 1);
         let Self { pass, pooler, embeddings, .. } = self;
         let Some(run) = embeddings.front_mut() else { return };
         let start = pass.n_past(run.seq);
         let n_tokens = run.n_tokens();
         let token = |(i, &id): (usize, &u32)| {
             let pos = start + i;
-            let logits = match run.request.wanted {
-                Wanted::Embedding => pooler.needs(pos, n_tokens),
-                Wanted::Logits(from) => pos >= from,
+            let logits = match run.request.output {
+                RequestedOutput::Embedding => pooler.needs(pos, n_tokens),
+                RequestedOutput::Logits(from) => pos >= from,
             };
             BatchToken { id, seq: run.seq, pos, logits }
         };
         let rest = &run.request.ids[start..];
-        let most = match run.request.wanted {
+        let most = match run.request.output {
             // Where a token sees those after it a text is one piece.
             _ if !pass.spec().is_causal() => rest.len(),
-            Wanted::Embedding => most,
-            Wanted::Logits(_) => most.min(MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).max(1),
+            RequestedOutput::Embedding => most,
+            RequestedOutput::Logits(_) => most.min(MAX_LOGITS_BYTES / (4 * pass.spec().n_vocab)).max(1),
         };
         let batch: Vec<_> = rest.iter().take(most).enumerate().map(token).collect();
-        let evaluated = match &mut run.outcome {
-            Outcome::Pooled(pooled) => pass.forward_hidden(&batch).map(|states| pooled.add(&states)),
-            Outcome::Logits(rows) => {
+        let evaluated = match &mut run.output {
+            PartialOutput::Pooled(pooled) => pass.forward_hidden(&batch).map(|states| pooled.add(&states)),
+            PartialOutput::Logits(rows) => {
                 pass.forward(&batch).map(|new| (0..new.n_rows()).for_each(|i| rows.extend_from_slice(new.row(i))))
             }
         };
@@ -103,9 +103,9 @@ impl Engine<'_> {
                 }
             }
             Err(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }) => {
-                match self.slots.oldest_idle(None) {
-                    Some(seq) => self.give_up(seq),
-                    None => self.put_embedding_off(),
+                match self.sequences.oldest_idle(None) {
+                    Some(seq) => self.store_and_evict(seq),
+                    None => self.preempt_embedding(),
                 }
             }
             Err(why) => {
@@ -121,13 +121,13 @@ impl Engine<'_> {
         self.evict(run.seq);
         drop(run.request.ticket.take());
         let n_vocab = self.pass.spec().n_vocab;
-        let (vector, is_number) = match run.outcome {
-            Outcome::Pooled(pooled) => {
+        let (vector, is_number) = match run.output {
+            PartialOutput::Pooled(pooled) => {
                 let vector = self.pooler.finish(pooled);
                 let is_number = vector.iter().all(|x| x.is_finite());
                 (vector, is_number)
             }
-            Outcome::Logits(rows) => {
+            PartialOutput::Logits(rows) => {
                 let is_number = rows.chunks(n_vocab.max(1)).all(|row| row.iter().any(|logit| logit.is_finite()));
                 (rows, is_number)
             }
@@ -148,7 +148,7 @@ impl Engine<'_> {
     }
 
     /// Takes the pages of the embedding that began last; it begins again when there is room.
-    pub(super) fn put_embedding_off(&mut self) {
+    pub(super) fn preempt_embedding(&mut self) {
         let last = self.embeddings.iter().enumerate().max_by_key(|(_, run)| run.number).map(|(i, _)| i);
         let Some(run) = last.and_then(|i| self.embeddings.remove(i)) else { return };
         self.evict(run.seq);

@@ -56,14 +56,14 @@ pub enum SubmitError {
     NoLogits,
     /// One request has more texts than may run and wait at a time.
     #[error(
-        "the request has {n_texts} texts, but no more than {most} fit: {n_parallel} that run (--parallel) and {n_queue} that \
+        "the request has {n_sequences} texts, but no more than {max} fit: {n_parallel} that run (--parallel) and {n_queue} that \
          wait (--queue); send fewer at a time"
     )]
-    TooManyTexts {
+    TooManySequences {
         /// Texts of the request.
-        n_texts: usize,
+        n_sequences: usize,
         /// Texts that fit, on all replicas together.
-        most: usize,
+        max: usize,
         /// Texts that run at once, on all replicas together.
         n_parallel: usize,
         /// Texts that may wait, on all replicas together.

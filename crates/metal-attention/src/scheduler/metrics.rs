@@ -45,14 +45,14 @@ pub struct Metrics {
     /// Recurrent states of texts there are now, and room for; none where no layer keeps one.
     pub states: StateUse,
     /// The texts that run now, in the order in which they got their places. Embeddings are not among them.
-    pub texts: Vec<RunningText>,
+    pub sequences: Vec<SequenceProgress>,
     /// Texts that gave their places in the KV cache up.
     pub stored: StoreUse,
 }
 
 /// How far a text is that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RunningText {
+pub struct SequenceProgress {
     /// Tokens of its prompt.
     pub n_prompt: usize,
     /// Those of them that were in the KV cache already.
@@ -139,7 +139,7 @@ impl Metrics {
             pages_running,
             page_len,
             states: StateUse { total, free, checkpoints },
-            texts,
+            sequences,
             stored,
         } = other;
         self.prompt_tokens += prompt_tokens;
@@ -160,7 +160,7 @@ impl Metrics {
         self.states.total += total;
         self.states.free += free;
         self.states.checkpoints += checkpoints;
-        self.texts.extend(texts);
+        self.sequences.extend(sequences);
         self.stored.add(stored);
     }
 

@@ -29,21 +29,21 @@
 //! Whoever wants tokens as they come reads them from the [`Events`]. Dropping these cancels the request.
 
 mod admission;
-mod blocks;
+mod batch_sizer;
+mod block_tree;
+mod client_queues;
+mod client_ring;
 mod embedding;
 mod engine;
 mod error;
-mod lines;
 mod metrics;
-mod pace;
 mod queue;
 mod replicas;
 mod request;
+mod scheduled_sequence;
+mod sequence_pool;
 mod slot_commands;
-mod slots;
 mod step;
-mod text;
-mod turns;
 
 use std::any::Any;
 use std::future::Future;
@@ -59,21 +59,21 @@ use crate::{EngineOptions, ForwardPass, Model};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use engine::Engine;
-use queue::{EmbeddingRequest, Shared, Submission, Wanted};
+use queue::{EmbeddingRequest, RequestedOutput, SharedQueue, Submission};
 
 pub use crate::prefix_store::{CacheDisk, StoreUse};
-pub use blocks::{BlockId, CacheEvent, CacheObserver};
+pub use block_tree::{BlockId, CacheEvent, CacheObserver};
 pub use error::{RequestError, StartError, SubmitError};
-pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, RunningText};
+pub use metrics::{BATCH_SIZE_BUCKETS, Metrics, Outcomes, SequenceProgress};
 pub use replicas::Replicas;
 pub use request::{Client, Completion, Event, Events, FinishReason, Request, RequestTimings, TokenLogprobs, Usage};
 pub use slot_commands::{CacheCapacity, SlotError};
 
 /// Finished texts that are kept, as far as the KV cache has room.
-const KEPT_TEXTS: usize = 64;
+const KEPT_SEQUENCES: usize = 64;
 
 /// Bytes of main memory that finished texts have where nobody says otherwise, at most.
-const MOST_CACHE_RAM: u64 = 8 << 30;
+const MAX_DEFAULT_CACHE_RAM: u64 = 8 << 30;
 
 /// How a [`Scheduler`] shares its forward pass out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub struct Scheduler {
 }
 
 struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
     tokenizer: Arc<Tokenizer>,
     n_queue: usize,
     n_parallel: usize,
@@ -142,7 +142,7 @@ impl Drop for Handle {
 }
 
 /// Ends the queue however the thread ends, so that nobody waits for it in vain.
-struct EndQueue(Arc<Shared>);
+struct EndQueue(Arc<SharedQueue>);
 
 impl Drop for EndQueue {
     fn drop(&mut self) {
@@ -183,7 +183,7 @@ impl Scheduler {
     ) -> Result<Self, StartError> {
         options.check(&*pass)?;
         let tokenizer = model.tokenizer()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SharedQueue::default());
         let (told, defect) = watch::channel(None);
         let pages = pass.cache_pages();
         let handle = Handle {
@@ -218,14 +218,14 @@ impl Scheduler {
 
     /// Queues a request. Fails at once when it cannot work, when the queue is full, or while shutting down.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
-        self.counted(self.prepare_text(request).and_then(|(submission, events)| {
-            self.push_text(&mut Some(submission))?;
+        self.counted(self.prepare_generation(request).and_then(|(submission, events)| {
+            self.push_generation(&mut Some(submission))?;
             Ok(events)
         }))
     }
 
     /// A request that can work, and what its client hears.
-    fn prepare_text(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
+    fn prepare_generation(&self, mut request: Request) -> Result<(Submission, Events), SubmitError> {
         if !self.handle.writes_text {
             return Err(SubmitError::NoText);
         }
@@ -243,31 +243,36 @@ impl Scheduler {
     }
 
     /// Queues a request, which is left where it is refused.
-    fn push_text(&self, submission: &mut Option<Submission>) -> Result<(), SubmitError> {
+    fn push_generation(&self, submission: &mut Option<Submission>) -> Result<(), SubmitError> {
         let Some(client) = submission.as_ref().map(|submission| submission.request.client) else { return Ok(()) };
         let shared = &self.handle.shared;
-        shared.push(self.room(), client, |queue| {
+        shared.push(self.queue_limits(), client, |queue| {
             if let Some(queued) = submission.take() {
-                queue.texts.push(client, Submission { ticket: Some(shared.ticket()), ..queued });
+                queue.generations.push(client, Submission { ticket: Some(shared.ticket()), ..queued });
             }
         })
     }
 
     /// Queues a text of `client` for its embedding, made as the model's file says and of length 1; of a reranker for its
     /// scores (see [`Pooler`](crate::Pooler)). Fails like [`submit`](Self::submit).
-    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Vector, SubmitError> {
-        self.counted(self.queue_embedding(client, ids, Wanted::Embedding))
+    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<VectorFuture, SubmitError> {
+        self.counted(self.queue_embedding(client, ids, RequestedOutput::Embedding))
     }
 
     /// Queues a text of `client` for the logits after each of its tokens from position `from` on: `[n_tokens - from,
     /// n_vocab]`, row by row. Fails like [`submit`](Self::submit).
-    pub fn logits(&self, client: Client, ids: Vec<u32>, from: usize) -> Result<Vector, SubmitError> {
+    pub fn logits(&self, client: Client, ids: Vec<u32>, from: usize) -> Result<VectorFuture, SubmitError> {
         let has_logits = if self.handle.has_logits { Ok(()) } else { Err(SubmitError::NoLogits) };
-        self.counted(has_logits.and_then(|()| self.queue_embedding(client, ids, Wanted::Logits(from))))
+        self.counted(has_logits.and_then(|()| self.queue_embedding(client, ids, RequestedOutput::Logits(from))))
     }
 
-    fn queue_embedding(&self, client: Client, ids: Vec<u32>, wanted: Wanted) -> Result<Vector, SubmitError> {
-        let (request, vector) = self.prepare_embedding(client, ids, wanted)?;
+    fn queue_embedding(
+        &self,
+        client: Client,
+        ids: Vec<u32>,
+        output: RequestedOutput,
+    ) -> Result<VectorFuture, SubmitError> {
+        let (request, vector) = self.prepare_embedding(client, ids, output)?;
         self.push_embedding(&mut Some(request))?;
         Ok(vector)
     }
@@ -277,18 +282,18 @@ impl Scheduler {
         &self,
         client: Client,
         ids: Vec<u32>,
-        wanted: Wanted,
-    ) -> Result<(EmbeddingRequest, Vector), SubmitError> {
+        output: RequestedOutput,
+    ) -> Result<(EmbeddingRequest, VectorFuture), SubmitError> {
         self.check_prompt(&ids)?;
         let (answer, receiver) = oneshot::channel();
-        Ok((EmbeddingRequest { client, ids, wanted, answer, ticket: None }, Vector { receiver }))
+        Ok((EmbeddingRequest { client, ids, output, answer, ticket: None }, VectorFuture { receiver }))
     }
 
     /// Queues a request, which is left where it is refused.
     fn push_embedding(&self, request: &mut Option<EmbeddingRequest>) -> Result<(), SubmitError> {
         let Some(client) = request.as_ref().map(|request| request.client) else { return Ok(()) };
         let shared = &self.handle.shared;
-        shared.push(self.room(), client, |queue| {
+        shared.push(self.queue_limits(), client, |queue| {
             if let Some(queued) = request.take() {
                 queue.embeddings.push(client, EmbeddingRequest { ticket: Some(shared.ticket()), ..queued });
             }
@@ -296,7 +301,7 @@ impl Scheduler {
     }
 
     /// Requests that may wait, and that run at once.
-    fn room(&self) -> (usize, usize) {
+    fn queue_limits(&self) -> (usize, usize) {
         (self.handle.n_queue, self.handle.n_parallel)
     }
 
@@ -392,7 +397,7 @@ impl SchedulerOptions {
     #[must_use]
     pub fn engine(&self, model: &Model, engine: &EngineOptions) -> EngineOptions {
         EngineOptions {
-            n_seq: self.n_parallel.saturating_add(KEPT_TEXTS),
+            n_seq: self.n_parallel.saturating_add(KEPT_SEQUENCES),
             // None at once is refused by its own name, when the scheduler starts.
             n_cache: Some(self.n_parallel.max(1).saturating_mul(engine.n_ctx_of(model))),
             // Of texts, and of embeddings, of which there may be one more: finished texts have what these leave.
@@ -404,7 +409,7 @@ impl SchedulerOptions {
     /// What [`cache_ram`](Self::cache_ram) a server has where nobody says: 8 GiB, or a quarter of the main memory that is free, where
     /// that is less.
     pub fn default_cache_ram() -> u64 {
-        crate::available_memory().map_or(MOST_CACHE_RAM, |free| (free / 4).min(MOST_CACHE_RAM))
+        crate::available_memory().map_or(MAX_DEFAULT_CACHE_RAM, |free| (free / 4).min(MAX_DEFAULT_CACHE_RAM))
     }
 
     fn check(&self, pass: &dyn ForwardPass) -> Result<(), StartError> {
@@ -430,18 +435,18 @@ impl SchedulerOptions {
 
 /// An embedding, or the logits of a text, to come: a future. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Vector {
+pub struct VectorFuture {
     receiver: oneshot::Receiver<Result<Vec<f32>, RequestError>>,
 }
 
-impl Vector {
+impl VectorFuture {
     /// Waits for it; for threads that may block, panics inside an async runtime.
     pub fn blocking_wait(self) -> Result<Vec<f32>, RequestError> {
         self.receiver.blocking_recv().unwrap_or(Err(RequestError::EngineFailed))
     }
 }
 
-impl Future for Vector {
+impl Future for VectorFuture {
     type Output = Result<Vec<f32>, RequestError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -6,12 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{CachedText, ForwardPass, Model};
+use crate::{ForwardPass, HostSnapshot, Model};
 
-use super::queue::Wanted;
+use super::queue::RequestedOutput;
 use super::{
-    BlockId, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, RunningText, Scheduler, SchedulerOptions,
-    SlotError, StartError, SubmitError, Vector,
+    BlockId, CacheCapacity, CacheEvent, Client, Events, Metrics, Request, Scheduler, SchedulerOptions,
+    SequenceProgress, SlotError, StartError, SubmitError, VectorFuture,
 };
 
 /// Schedulers of one model, each with a thread, a forward pass, places and a KV cache of its own.
@@ -59,7 +59,7 @@ fn page_hashes(prompt: &[u32], page_len: usize) -> Vec<u64> {
 }
 
 impl HeldPages {
-    fn take(&mut self, event: CacheEvent) {
+    fn add(&mut self, event: CacheEvent) {
         match event {
             CacheEvent::Stored { parent, blocks, tokens } => {
                 let page_len = tokens.len() / blocks.len().max(1);
@@ -92,7 +92,7 @@ impl Replica {
 
 /// What is known of a replica when a request comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Candidate {
+struct ReplicaCandidate {
     replica: usize,
     /// Pages of the prompt that it holds.
     n_held: usize,
@@ -101,7 +101,7 @@ struct Candidate {
 }
 
 /// The replicas in the order in which they are asked to take a request.
-fn in_order(mut candidates: Vec<Candidate>, n_parallel: usize) -> Vec<usize> {
+fn by_preference(mut candidates: Vec<ReplicaCandidate>, n_parallel: usize) -> Vec<usize> {
     let least = candidates.iter().map(|c| c.load).min().unwrap_or(0);
     candidates.sort_by_key(|c| {
         let is_behind = c.load >= least.saturating_add(n_parallel);
@@ -128,7 +128,7 @@ impl Replicas {
             let observed = Arc::clone(&held);
             let (model, options) = (Arc::clone(model), options.clone());
             let scheduler = if is_observed {
-                let observer = move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).take(event);
+                let observer = move |event| observed.lock().unwrap_or_else(PoisonError::into_inner).add(event);
                 Scheduler::start_observed(pass, model, options, Box::new(observer))?
             } else {
                 Scheduler::start(pass, model, options)?
@@ -154,54 +154,55 @@ impl Replicas {
         self.all.iter().filter(|replica| replica.scheduler.defect().is_some()).count()
     }
 
-    /// Refuses a request of `n_texts` texts that never fit, however little there is to do.
-    pub fn check_texts(&self, n_texts: usize) -> Result<(), SubmitError> {
+    /// Refuses a request of `n_sequences` texts that never fit, however little there is to do.
+    pub fn check_n_sequences(&self, n_sequences: usize) -> Result<(), SubmitError> {
         let (mut n_queue, mut n_parallel) = (0usize, 0usize);
         for replica in &*self.all {
-            let (queue, parallel) = replica.scheduler.room();
+            let (queue, parallel) = replica.scheduler.queue_limits();
             n_queue = n_queue.saturating_add(queue);
             n_parallel = n_parallel.saturating_add(parallel);
         }
-        let most = n_queue.saturating_add(n_parallel);
-        if n_texts <= most {
+        let max = n_queue.saturating_add(n_parallel);
+        if n_sequences <= max {
             return Ok(());
         }
-        self.counted(Err(SubmitError::TooManyTexts { n_texts, most, n_parallel, n_queue }))
+        self.counted(Err(SubmitError::TooManySequences { n_sequences, max, n_parallel, n_queue }))
     }
 
     /// Queues a request ([`Scheduler::submit`]). One whose first choice has no room for it goes to the next.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
         let hashes = if self.all.len() > 1 { page_hashes(&request.prompt, self.page_len) } else { Vec::new() };
-        let prepared = self.counted(self.all[0].scheduler.prepare_text(request))?;
+        let prepared = self.counted(self.all[0].scheduler.prepare_generation(request))?;
         let (submission, events) = prepared;
         let mut submission = Some(submission);
-        self.counted(self.first_that_takes(&hashes, |scheduler| scheduler.push_text(&mut submission)))?;
+        self.counted(self.push_to_first(&hashes, |scheduler| scheduler.push_generation(&mut submission)))?;
         Ok(events)
     }
 
     /// Queues a text of `client` for its embedding, or a reranker's scores ([`Scheduler::embed`]).
-    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<Vector, SubmitError> {
-        let prepared = self.counted(self.all[0].scheduler.prepare_embedding(client, ids, Wanted::Embedding))?;
+    pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<VectorFuture, SubmitError> {
+        let prepared =
+            self.counted(self.all[0].scheduler.prepare_embedding(client, ids, RequestedOutput::Embedding))?;
         let (request, vector) = prepared;
         let mut request = Some(request);
-        self.counted(self.first_that_takes(&[], |scheduler| scheduler.push_embedding(&mut request)))?;
+        self.counted(self.push_to_first(&[], |scheduler| scheduler.push_embedding(&mut request)))?;
         Ok(vector)
     }
 
     /// Asks replicas to take a request until one does; the error of the first choice where none can.
-    fn first_that_takes(
+    fn push_to_first(
         &self,
         hashes: &[u64],
         mut push: impl FnMut(&Scheduler) -> Result<(), SubmitError>,
     ) -> Result<(), SubmitError> {
         let alive = self.all.iter().enumerate().filter(|(_, r)| self.all.len() == 1 || r.scheduler.defect().is_none());
-        let candidates = alive.map(|(replica, r)| Candidate {
+        let candidates = alive.map(|(replica, r)| ReplicaCandidate {
             replica,
             n_held: r.held().n_common(hashes),
             load: r.scheduler.n_unfinished(),
         });
         let mut refused = None;
-        for replica in in_order(candidates.collect(), self.n_parallel) {
+        for replica in by_preference(candidates.collect(), self.n_parallel) {
             match push(&self.all[replica].scheduler) {
                 Ok(()) => return Ok(()),
                 Err(why) => refused = refused.or(Some(why)),
@@ -232,24 +233,24 @@ impl Replicas {
     }
 
     /// The slots of each replica in turn: first its texts that run, in the order in which they got their places.
-    pub fn slots(&self) -> Vec<Option<RunningText>> {
+    pub fn slots(&self) -> Vec<Option<SequenceProgress>> {
         let of_replica = |replica: &Replica| {
-            let mut texts: Vec<_> = replica.scheduler.metrics().texts.into_iter().map(Some).collect();
-            texts.resize(self.n_parallel, None);
-            texts
+            let mut sequences: Vec<_> = replica.scheduler.metrics().sequences.into_iter().map(Some).collect();
+            sequences.resize(self.n_parallel, None);
+            sequences
         };
         self.all.iter().flat_map(of_replica).collect()
     }
 
     /// A copy of the text of a slot ([`Scheduler::save_slot`]).
-    pub async fn save_slot(&self, slot: usize) -> Result<CachedText, SlotError> {
+    pub async fn save_slot(&self, slot: usize) -> Result<HostSnapshot, SlotError> {
         let (scheduler, slot) = self.slot(slot)?;
         scheduler.save_slot(slot).await
     }
 
     /// Puts a text into the KV cache of the replica that a slot is of ([`Scheduler::restore_slot`]).
-    pub async fn restore_slot(&self, slot: usize, client: Client, text: CachedText) -> Result<(), SlotError> {
-        self.slot(slot)?.0.restore_slot(client, text).await
+    pub async fn restore_slot(&self, slot: usize, client: Client, snapshot: HostSnapshot) -> Result<(), SlotError> {
+        self.slot(slot)?.0.restore_slot(client, snapshot).await
     }
 
     /// Has the KV cache forget the text of a slot ([`Scheduler::erase_slot`]).
@@ -312,8 +313,8 @@ mod tests {
             blocks: blocks.iter().map(|&id| BlockId(id)).collect(),
             tokens: tokens.to_vec(),
         };
-        held.take(stored(None, &[0, 1], &[1, 2, 3, 4]));
-        held.take(stored(Some(0), &[2], &[9, 9]));
+        held.add(stored(None, &[0, 1], &[1, 2, 3, 4]));
+        held.add(stored(Some(0), &[2], &[9, 9]));
         let n_common = |held: &HeldPages, prompt: &[u32]| held.n_common(&page_hashes(prompt, 2));
         assert_eq!(page_hashes(&[1, 2, 3, 4, 5], 2).len(), 2);
         assert_eq!(page_hashes(&[], 2), [] as [u64; 0]);
@@ -322,17 +323,18 @@ mod tests {
         assert_eq!(n_common(&held, &[1, 2, 3, 4]), 1);
         assert_eq!(n_common(&held, &[1, 2, 9, 9, 9]), 2);
         assert_eq!(n_common(&held, &[3, 4, 9, 9, 9]), 0);
-        held.take(CacheEvent::Removed { blocks: vec![BlockId(1)] });
+        held.add(CacheEvent::Removed { blocks: vec![BlockId(1)] });
         assert_eq!((n_common(&held, &[1, 2, 3, 4, 5]), n_common(&held, &[1, 2, 9, 9, 9])), (1, 2));
-        held.take(CacheEvent::Removed { blocks: vec![BlockId(2), BlockId(0)] });
+        held.add(CacheEvent::Removed { blocks: vec![BlockId(2), BlockId(0)] });
         assert!(held.of_block.is_empty() && held.hashes.is_empty());
     }
 
     #[test]
     fn pages_come_before_load_until_a_replica_falls_behind() {
         let order = |known: &[(usize, usize)]| {
-            let candidate = |(replica, &(n_held, load)): (usize, &(usize, usize))| Candidate { replica, n_held, load };
-            in_order(known.iter().enumerate().map(candidate).collect(), 4)
+            let candidate =
+                |(replica, &(n_held, load)): (usize, &(usize, usize))| ReplicaCandidate { replica, n_held, load };
+            by_preference(known.iter().enumerate().map(candidate).collect(), 4)
         };
         assert_eq!(order(&[(0, 0), (0, 0)]), [0, 1]);
         assert_eq!(order(&[(0, 1), (0, 0)]), [1, 0]);

@@ -198,7 +198,7 @@ struct CompletionSoFar {
 
 impl CompletionSoFar {
     /// Takes the next event; at the last one the whole text comes out.
-    fn take(&mut self, event: Event) -> Result<Option<Completion>, RequestError> {
+    fn add(&mut self, event: Event) -> Result<Option<Completion>, RequestError> {
         match event {
             Event::Prompt(logprobs) => {
                 self.prompt_logprobs = logprobs;
@@ -238,7 +238,7 @@ impl Events {
             return None;
         }
         let event = self.receiver.recv().await;
-        Some(self.told(event))
+        Some(self.check_end(event))
     }
 
     /// [`recv`](Self::recv) for threads that may block; panics inside an async runtime.
@@ -247,7 +247,7 @@ impl Events {
             return None;
         }
         let event = self.receiver.blocking_recv();
-        Some(self.told(event))
+        Some(self.check_end(event))
     }
 
     /// Waits for the end of the text.
@@ -260,9 +260,9 @@ impl Events {
         let mut so_far = CompletionSoFar::default();
         loop {
             let event = self.receiver.recv().await;
-            let event = self.told(event);
+            let event = self.check_end(event);
             observe(&event);
-            if let Some(completion) = so_far.take(event)? {
+            if let Some(completion) = so_far.add(event)? {
                 return Ok(completion);
             }
         }
@@ -273,14 +273,14 @@ impl Events {
         let mut so_far = CompletionSoFar::default();
         loop {
             let event = self.receiver.blocking_recv();
-            if let Some(completion) = so_far.take(self.told(event))? {
+            if let Some(completion) = so_far.add(self.check_end(event))? {
                 return Ok(completion);
             }
         }
     }
 
     /// Where the other side ended without a last word, that is an error: nobody may take half a text for the whole.
-    fn told(&mut self, event: Option<Event>) -> Event {
+    fn check_end(&mut self, event: Option<Event>) -> Event {
         let event = event.unwrap_or(Event::Failed(RequestError::EngineFailed));
         self.ended = matches!(event, Event::Done { .. } | Event::Failed(_));
         event

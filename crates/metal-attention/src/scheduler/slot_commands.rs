@@ -6,9 +6,9 @@
 use metal_attention_model::SnapshotError;
 use tokio::sync::oneshot;
 
-use crate::CachedText;
+use crate::HostSnapshot;
 
-use super::admission::is_no_room;
+use super::admission::is_capacity_error;
 use super::engine::Engine;
 use super::{Client, Scheduler, SubmitError};
 
@@ -63,13 +63,13 @@ pub struct CacheCapacity {
 
 impl Scheduler {
     /// A copy of the text of a slot: of one that runs, as far as it is evaluated.
-    pub async fn save_slot(&self, slot: usize) -> Result<CachedText, SlotError> {
+    pub async fn save_slot(&self, slot: usize) -> Result<HostSnapshot, SlotError> {
         self.command(move |engine| engine.save_slot(slot)).await
     }
 
     /// Puts a text into the KV cache, where it is the one of `client` that ended last: a prompt that begins like it goes on from it.
-    pub async fn restore_slot(&self, client: Client, text: CachedText) -> Result<(), SlotError> {
-        self.command(move |engine| engine.restore_slot(client, &text)).await
+    pub async fn restore_slot(&self, client: Client, snapshot: HostSnapshot) -> Result<(), SlotError> {
+        self.command(move |engine| engine.restore_slot(client, &snapshot)).await
     }
 
     /// Has the KV cache forget the text of a slot. Returns its number of tokens.
@@ -106,26 +106,26 @@ impl Engine<'_> {
         }
     }
 
-    fn save_slot(&mut self, slot: usize) -> Result<CachedText, SlotError> {
+    fn save_slot(&mut self, slot: usize) -> Result<HostSnapshot, SlotError> {
         let (seq, ids) = match self.running.get(slot) {
-            Some(running) => (running.seq, &running.text.ids[..self.pass.n_past(running.seq)]),
+            Some(running) => (running.seq, &running.sequence.ids[..self.pass.n_past(running.seq)]),
             None => self.ended(slot)?,
         };
         if ids.is_empty() {
             return Err(SlotError::Empty { slot });
         }
         let ids = ids.to_vec();
-        Ok(CachedText::copy(&mut *self.pass, seq, ids)?)
+        Ok(HostSnapshot::copy(&mut *self.pass, seq, ids)?)
     }
 
-    fn restore_slot(&mut self, client: Client, text: &CachedText) -> Result<(), SlotError> {
-        let n_tokens = text.ids().len();
+    fn restore_slot(&mut self, client: Client, snapshot: &HostSnapshot) -> Result<(), SlotError> {
+        let n_tokens = snapshot.ids().len();
         let seq = self.fresh_sequence(n_tokens).ok_or(SlotError::NoRoom { n_tokens })?;
-        if let Err(error) = self.restore(|engine| text.restore(&mut *engine.pass, seq)) {
+        if let Err(error) = self.restore(|engine| snapshot.restore(&mut *engine.pass, seq)) {
             self.evict(seq);
-            return Err(if is_no_room(&error) { SlotError::NoRoom { n_tokens } } else { error.into() });
+            return Err(if is_capacity_error(&error) { SlotError::NoRoom { n_tokens } } else { error.into() });
         }
-        self.slots.keep(seq, client, text.ids().to_vec());
+        self.sequences.keep(seq, client, snapshot.ids().to_vec());
         Ok(())
     }
 
@@ -135,7 +135,7 @@ impl Engine<'_> {
         }
         let (seq, ids) = self.ended(slot)?;
         let ids = ids.to_vec();
-        if let Some(client) = self.slots.owner(seq) {
+        if let Some(client) = self.sequences.owner(seq) {
             self.store.forget(client, &ids);
         }
         self.evict(seq);
@@ -144,8 +144,8 @@ impl Engine<'_> {
 
     /// The sequence and the tokens of a slot whose text has ended.
     fn ended(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
-        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.slots.idle_by_end().get(i).copied());
-        let text = seq.and_then(|seq| Some((seq, self.slots.idle(seq)?)));
+        let seq = slot.checked_sub(self.running.len()).and_then(|i| self.sequences.idle_by_end().get(i).copied());
+        let text = seq.and_then(|seq| Some((seq, self.sequences.idle(seq)?)));
         text.ok_or(SlotError::Empty { slot })
     }
 }

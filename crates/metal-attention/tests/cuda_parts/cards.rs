@@ -22,7 +22,7 @@ fn has_cards(n: usize) -> bool {
 }
 
 fn shared(n_cards: usize, cache_type: CacheType, exact: bool) -> EngineOptions {
-    EngineOptions { n_cards, ..options(Device::Cuda(0), cache_type, exact) }
+    EngineOptions { n_ranks: n_cards, ..options(Device::Cuda(0), cache_type, exact) }
 }
 
 /// Holds a model that cards share to what the CPU gives, as `compare` holds one card to it, by as many cards as there are.
@@ -341,9 +341,9 @@ fn a_card_that_fails_ends_the_step_on_all() {
 fn what_cards_cannot_share_is_refused_by_name() {
     let refused = |model: &Model, options: &EngineOptions| model.forward_pass(options).err().expect("a refusal");
     let dense = model(&small(), Q4_0, 0);
-    let on_cpu = EngineOptions { n_cards: 2, ..options(Device::Cpu, CacheType::F16, false) };
+    let on_cpu = EngineOptions { n_ranks: 2, ..options(Device::Cpu, CacheType::F16, false) };
     let error = refused(&dense, &on_cpu);
-    assert!(matches!(error, Error::CardsWithoutCuda { device: Device::Cpu, n_cards: 2 }), "{error}");
+    assert!(matches!(error, Error::TensorParallelWithoutCuda { device: Device::Cpu, n_ranks: 2 }), "{error}");
     if !has_cards(4) {
         return;
     }

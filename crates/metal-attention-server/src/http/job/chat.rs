@@ -157,7 +157,7 @@ impl ChatJob {
         client: Client,
     ) -> Result<Chat, ApiError> {
         let n = self.generation.n;
-        model.scheduler.check_texts(n as usize)?;
+        model.scheduler.check_n_sequences(n as usize)?;
         if let (true, Some((field, _))) = (self.calls.required, &self.form) {
             let message = format!("tool_choice demands a call, which {} rules out", first_name(field));
             return Err(ApiError::field("tool_choice", message));

@@ -1,7 +1,7 @@
 //! `/slots`: the texts that are generated now, by their counts.
 
 use axum::extract::State;
-use metal_attention::scheduler::RunningText;
+use metal_attention::scheduler::SequenceProgress;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -44,11 +44,12 @@ struct TextProgress {
 }
 
 impl Slot {
-    fn new(id: usize, n_ctx: usize, text: Option<&RunningText>) -> Self {
-        let remaining =
-            |text: &RunningText| Some(text.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(text.n_generated));
+    fn new(id: usize, n_ctx: usize, text: Option<&SequenceProgress>) -> Self {
+        let remaining = |text: &SequenceProgress| {
+            Some(text.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(text.n_generated))
+        };
         let n_remain = text.and_then(remaining).map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
-        let count = |n: fn(&RunningText) -> usize| text.map_or(0, n);
+        let count = |n: fn(&SequenceProgress) -> usize| text.map_or(0, n);
         Self {
             id,
             n_ctx,
@@ -81,7 +82,7 @@ pub async fn slots(State(app): State<App>, query: ModelQuery) -> Result<axum::Js
     if texts.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
         return Err(ApiError::unavailable("no_slot", "no slot is free: try again later"));
     }
-    let slot = |(id, text): (usize, &Option<RunningText>)| Slot::new(id, model.n_ctx, text.as_ref());
+    let slot = |(id, text): (usize, &Option<SequenceProgress>)| Slot::new(id, model.n_ctx, text.as_ref());
     Ok(axum::Json(texts.iter().enumerate().map(slot).collect()))
 }
 
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn slots_show_the_counts_of_their_texts() {
-        let text = RunningText { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
+        let text = SequenceProgress { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
         let busy = serde_json::to_value(Slot::new(1, 512, Some(&text))).unwrap();
         let next = serde_json::json!({"has_next_token": true, "n_decoded": 3, "n_remain": 5});
         assert_eq!((&busy["id"], &busy["is_processing"], &busy["next_token"][0]), (&1.into(), &true.into(), &next));

@@ -168,7 +168,7 @@ impl CompletionRequest {
         // What stands in the answer before the text has its log probabilities, too.
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
         let prompts = own.prompts(model)?;
-        model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
+        model.scheduler.check_n_sequences(prompts.len().saturating_mul(generation.n as usize))?;
         let grammar = form::raw_grammar(model, form.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
         let mut events = Vec::new();

@@ -124,7 +124,7 @@ pub async fn embeddings(
             return Err(ApiError::field("dimensions", message));
         }
         let texts = request.input.encode(&model, "input")?;
-        model.scheduler.check_texts(texts.len())?;
+        model.scheduler.check_n_sequences(texts.len())?;
         let n_tokens = texts.iter().map(|ids| ids.len()).sum();
         let pending = texts.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
         Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens, dimensions))

@@ -4,7 +4,7 @@ use std::fmt;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{Client, Vector};
+use metal_attention::scheduler::{Client, VectorFuture};
 use metal_attention::{Reranker, best_first};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -124,7 +124,7 @@ pub async fn rerank(
 
 /// What is to come of a request.
 struct Pending {
-    outputs: Vec<Vector>,
+    outputs: Vec<VectorFuture>,
     reranker: Reranker,
     n_tokens: usize,
     top_n: usize,
@@ -143,7 +143,7 @@ impl RerankRequest {
         if self.top_n == Some(0) {
             return Err(ApiError::field("top_n", "top_n must be at least 1"));
         }
-        model.scheduler.check_texts(documents.len())?;
+        model.scheduler.check_n_sequences(documents.len())?;
         let texts = self.encode(model, reranker)?;
         let n_tokens = texts.iter().map(Vec::len).sum();
         let outputs = texts.into_iter().map(|ids| model.scheduler.embed(client, ids));

@@ -4,13 +4,13 @@ use metal_attention_model::{ForwardError, ForwardPass, Snapshot, SnapshotError};
 
 /// A text with a copy of its blocks in main memory, which can be written to a file or put into a KV cache at any time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CachedText {
+pub struct HostSnapshot {
     pub(crate) ids: Vec<u32>,
     pub(crate) snapshot: Snapshot,
     pub(crate) blocks: Vec<u8>,
 }
 
-impl CachedText {
+impl HostSnapshot {
     /// Copies sequence `seq` of `pass`, whose tokens are `ids`.
     pub fn copy(pass: &mut dyn ForwardPass, seq: usize, ids: Vec<u32>) -> Result<Self, SnapshotError> {
         let snapshot = Snapshot::of_sequence(pass.cache(), seq)?;

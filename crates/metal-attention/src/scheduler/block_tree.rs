@@ -32,7 +32,7 @@ pub enum CacheEvent {
 pub type CacheObserver = Box<dyn FnMut(CacheEvent) + Send>;
 
 /// A sequence that prompts can begin like.
-pub(super) struct HeldText<'a> {
+pub(super) struct EvaluatedSequence<'a> {
     pub seq: usize,
     /// Another number where the sequence may hold another text than before, and not only more of it.
     pub use_number: u64,
@@ -41,20 +41,20 @@ pub(super) struct HeldText<'a> {
 }
 
 /// The blocks that sequences hold: a tree, each counted by the sequences that hold it.
-pub(super) struct Blocks {
+pub(super) struct BlockTree {
     /// Tokens of a block.
     page_len: usize,
     observer: CacheObserver,
-    nodes: HashMap<BlockId, Node>,
+    nodes: HashMap<BlockId, BlockNode>,
     /// Blocks at the beginning of a text.
     roots: Vec<BlockId>,
     /// Of each sequence: what it held when it was looked at last.
-    held: Vec<Held>,
+    held: Vec<SequenceBlocks>,
     /// Blocks that there ever were.
     n_made: u64,
 }
 
-struct Node {
+struct BlockNode {
     parent: Option<BlockId>,
     children: Vec<BlockId>,
     tokens: Vec<u32>,
@@ -63,24 +63,24 @@ struct Node {
 }
 
 #[derive(Clone, Default)]
-struct Held {
+struct SequenceBlocks {
     use_number: u64,
     blocks: Vec<BlockId>,
 }
 
-impl Blocks {
+impl BlockTree {
     /// No blocks of `page_len` tokens, in `n_seq` sequences.
     pub fn new(page_len: usize, n_seq: usize, observer: CacheObserver) -> Self {
-        let held = vec![Held::default(); n_seq];
+        let held = vec![SequenceBlocks::default(); n_seq];
         Self { page_len, observer, nodes: HashMap::new(), roots: Vec::new(), held, n_made: 0 }
     }
 
     /// Tells what has changed, given what sequences hold now; those that are left out hold nothing.
-    pub fn update<'a>(&mut self, texts: impl Iterator<Item = HeldText<'a>>) {
+    pub fn update<'a>(&mut self, texts: impl Iterator<Item = EvaluatedSequence<'a>>) {
         let mut is_held = vec![false; self.held.len()];
         // From the end of each sequence on, so that a block comes after those that follow it.
         let mut given_up = Vec::new();
-        for HeldText { seq, use_number, ids } in texts {
+        for EvaluatedSequence { seq, use_number, ids } in texts {
             is_held[seq] = true;
             let n = ids.len() / self.page_len;
             let same_text = self.held[seq].use_number == use_number;
@@ -134,7 +134,7 @@ impl Blocks {
         let block = BlockId(self.n_made);
         self.n_made += 1;
         self.siblings(parent).push(block);
-        self.nodes.insert(block, Node { parent, children: Vec::new(), tokens: tokens.to_vec(), n_held: 0 });
+        self.nodes.insert(block, BlockNode { parent, children: Vec::new(), tokens: tokens.to_vec(), n_held: 0 });
         block
     }
 
@@ -151,7 +151,7 @@ impl Blocks {
         true
     }
 
-    fn node(&mut self, block: BlockId) -> &mut Node {
+    fn node(&mut self, block: BlockId) -> &mut BlockNode {
         self.nodes.get_mut(&block).expect("sequences hold blocks that there are")
     }
 
@@ -180,7 +180,7 @@ mod tests {
     struct Replay(BTreeMap<BlockId, Vec<u32>>);
 
     impl Replay {
-        fn take(&mut self, event: CacheEvent) {
+        fn add(&mut self, event: CacheEvent) {
             match event {
                 CacheEvent::Stored { parent, blocks, tokens } => {
                     assert_eq!(tokens.len(), blocks.len() * PAGE);
@@ -208,9 +208,9 @@ mod tests {
         texts.flat_map(of).collect()
     }
 
-    fn observed(n_seq: usize) -> (Blocks, mpsc::Receiver<CacheEvent>) {
+    fn observed(n_seq: usize) -> (BlockTree, mpsc::Receiver<CacheEvent>) {
         let (sender, receiver) = mpsc::channel();
-        (Blocks::new(PAGE, n_seq, Box::new(move |event| drop(sender.send(event)))), receiver)
+        (BlockTree::new(PAGE, n_seq, Box::new(move |event| drop(sender.send(event)))), receiver)
     }
 
     #[test]
@@ -218,7 +218,7 @@ mod tests {
         let (mut blocks, events) = observed(2);
         let mut update = |texts: &[&[u32]]| {
             let texts = texts.iter().enumerate();
-            blocks.update(texts.map(|(seq, ids)| HeldText { seq, use_number: ids.len() as u64, ids }));
+            blocks.update(texts.map(|(seq, ids)| EvaluatedSequence { seq, use_number: ids.len() as u64, ids }));
             events.try_iter().collect::<Vec<_>>()
         };
         let ids = |ids: &[u64]| ids.iter().map(|&id| BlockId(id)).collect::<Vec<_>>();
@@ -251,11 +251,11 @@ mod tests {
                 }
                 let held = texts.iter().enumerate().filter_map(|(seq, text)| {
                     let (ids, n, use_number) = text.as_ref()?;
-                    Some(HeldText { seq, use_number: *use_number, ids: &ids[..*n] })
+                    Some(EvaluatedSequence { seq, use_number: *use_number, ids: &ids[..*n] })
                 });
                 blocks.update(held);
                 for event in events.try_iter() {
-                    replay.take(event);
+                    replay.add(event);
                 }
                 let evaluated: Vec<_> = texts.iter().flatten().map(|(ids, n, _)| ids[..*n].to_vec()).collect();
                 prop_assert_eq!(replay.0.values().cloned().collect::<BTreeSet<_>>(), beginnings(evaluated.iter()));
