@@ -1,11 +1,14 @@
-//! How the next token of a text comes about: what a step has to bring for the choice, the cheapest way to get it, and the
-//! choice. One text and many at once go through this.
+//! Choosing the next token: which scores it needs, evaluating a batch for them, and the choice.
+//!
+//! A device can return the argmax of the logits, a short list of the highest ones (top-k), or all of them, at rising
+//! cost. Both [`Sequence`](crate::sequence::Sequence) and the scheduler request the cheapest that suffices, and fall
+//! back to all logits.
 
 use metal_attention_model::{BatchToken, ForwardError, ForwardPass, TopK};
 
 use crate::sampling::Sampler;
 
-/// What a step has to bring for the next token to be chosen, from the cheapest on.
+/// The scores that the choice of the next token needs, cheapest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequiredScores {
     /// The id of the largest logit.
@@ -16,23 +19,23 @@ pub enum RequiredScores {
     Logits,
 }
 
-/// What a step brought.
+/// The scores of the next token, as a forward pass returned them.
 #[derive(Debug, Clone, Copy)]
 pub enum Scores<'a> {
     /// The id of the largest logit.
     Argmax(u32),
-    /// The largest logits, as many as were asked for.
+    /// The largest logits, and the requested length of the list.
     TopK(&'a TopK, usize),
     /// Logits `[n_vocab]`.
     Logits(&'a [f32]),
 }
 
-/// Tokens that may be chosen.
+/// The tokens that may be chosen.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AllowedTokens<'a> {
-    /// All but these.
+    /// Tokens that may not be chosen.
     pub forbidden: &'a [u32],
-    /// Of them those whose bit is set, in the order of the ids; 32 to a word.
+    /// Of the others, those whose bit is set may be chosen: bit `id % 32` of word `id / 32`. `None`: all.
     pub mask: Option<&'a [u32]>,
 }
 
@@ -43,10 +46,11 @@ impl AllowedTokens<'_> {
     }
 }
 
-/// What the next choice of `sampler` takes, where `n_forbidden` tokens are forbidden, a mask may forbid others, and a
-/// list of `max_top_k` logits is cheaper than all of them. What a step then brings may still be too little.
+/// The scores that the next choice of `sampler` needs, if `n_forbidden` tokens are forbidden, a mask may forbid others
+/// (`masked`), and a list of `max_top_k` logits is cheaper than all of them. They may still turn out not to be enough.
 pub fn required_scores(sampler: &Sampler, n_forbidden: usize, masked: bool, max_top_k: usize) -> RequiredScores {
-    // A forbidden token is seldom the largest. Where all logits cost no more than an id there is no reason to try.
+    // A forbidden token is rarely the largest, so the argmax is tried. `max_top_k` 0 means that all logits cost no more
+    // than it.
     if sampler.is_greedy() && !masked && max_top_k > 0 {
         RequiredScores::Argmax
     } else if sampler.short_list().is_some_and(|needed| needed + n_forbidden <= max_top_k) {
@@ -56,18 +60,18 @@ pub fn required_scores(sampler: &Sampler, n_forbidden: usize, masked: bool, max_
     }
 }
 
-/// Chooses a token. `None` where `scores` are too little to tell; the sampler is then as it was, and all logits do.
+/// Chooses a token. `None` if `scores` do not determine it; the sampler is then unchanged, and all logits will do.
 pub fn choose(sampler: &mut Sampler, allowed: AllowedTokens<'_>, scores: Scores<'_>) -> Option<u32> {
     match scores {
-        // A device says 0 where no logit is a number; all logits then show it.
+        // A device returns 0 if no logit is a number; all logits are then needed to see that.
         Scores::Argmax(id) => Some(id).filter(|&id| id != 0 && allowed.has(id)),
         Scores::TopK(list, k) => sampler.sample_short(list, k, |id| allowed.has(id)),
         Scores::Logits(logits) => Some(sampler.sample_allowed(logits, |id| allowed.has(id))),
     }
 }
 
-/// Whether the model gave a number for the token `id`, chosen from `scores`. NaN and infinity are none; -inf is one where
-/// another logit is finite.
+/// Whether the score of token `id`, chosen from `scores`, is a number. NaN and infinity are not; -inf is if another
+/// logit is finite.
 pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
     let ok = |logit: f32, finite: &dyn Fn() -> bool| logit.is_finite() || (logit == f32::NEG_INFINITY && finite());
     match scores {
@@ -83,15 +87,15 @@ pub fn is_number(scores: Scores<'_>, id: u32) -> bool {
     }
 }
 
-/// Evaluates `batch` by the cheapest way that brings `need`, and hands `row` what that brought for each token whose logits
-/// are wanted, with its number among these.
+/// Evaluates `batch` and calls `row(i, scores)` for the `i`-th token with `logits` set, with scores of the `required`
+/// kind. On an error `row` is not called.
 pub fn evaluate(
     pass: &mut dyn ForwardPass,
     batch: &[BatchToken],
-    need: RequiredScores,
+    required: RequiredScores,
     mut row: impl FnMut(usize, Scores<'_>),
 ) -> Result<(), ForwardError> {
-    match need {
+    match required {
         RequiredScores::Argmax => {
             let ids = pass.forward_greedy(batch)?;
             ids.into_iter().enumerate().for_each(|(i, id)| row(i, Scores::Argmax(id)));
@@ -109,8 +113,8 @@ pub fn evaluate(
     Ok(())
 }
 
-/// Evaluates the last tokens of sequences once more, where what [`evaluate`] brought for them was too little, and hands
-/// `row` all logits of each.
+/// Evaluates the last tokens of sequences a second time, for all logits: cuts each sequence back by its token in
+/// `tokens`, and then calls `row` as [`evaluate`] does. No effect without tokens.
 pub fn evaluate_again(
     pass: &mut dyn ForwardPass,
     tokens: &[BatchToken],
@@ -136,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_that_does_is_asked_for() {
+    fn the_cheapest_sufficient_scores_are_required() {
         let greedy = sampler(SamplerOptions::greedy());
-        // A device that gives lists of 8, and one whose logits cost nothing.
+        // A device with lists of 8, and one whose logits cost nothing.
         for (n_forbidden, masked, on_device, at_hand) in [
             (0, false, RequiredScores::Argmax, RequiredScores::Logits),
             (2, false, RequiredScores::Argmax, RequiredScores::Logits),
@@ -172,13 +176,13 @@ mod tests {
             let list: TopK = logits.iter().zip(0..).map(|(&logit, id)| (id, logit)).collect();
             assert_eq!(is_number(Scores::TopK(&list, 2), id), want, "{logits:?} {id}");
         }
-        // A device's 0 may stand for no number at all: all logits decide.
+        // An argmax of 0 may mean that no logit is a number: all logits decide.
         let mut greedy = sampler(SamplerOptions::greedy());
         assert_eq!(choose(&mut greedy, AllowedTokens::default(), Scores::Argmax(0)), None);
     }
 
     #[test]
-    fn too_little_is_no_choice() {
+    fn insufficient_scores_give_no_choice() {
         let mut greedy = sampler(SamplerOptions::greedy());
         let logits = [0.0, 3.0, 2.0, 1.0];
         let mask = [0b1001];

@@ -1,22 +1,22 @@
-//! A rule that says which tokens may come next.
+//! Constraints on generated tokens, such as grammars and schemas.
 
 use std::fmt;
 
-/// Which tokens may come next: a grammar, a schema. Where a scheduler runs it, a panic fails the request that it belongs to and
-/// no other.
+/// Restricts which tokens may be sampled next: a grammar, a schema. In a scheduler, a panic in it fails only its own
+/// request.
 pub trait Constraint: Send {
     /// Sets the bit of each token that may come next: bit `id % 32` of word `id / 32`. `mask` has
-    /// `n_vocab.div_ceil(32)` words, all zero.
+    /// `n_vocab.div_ceil(32)` words, all zero. An error ends the generation.
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String>;
 
-    /// Takes the token that was chosen; tokens that end the text are not passed on.
+    /// Accepts the token that was sampled. End tokens are not passed on. An error ends the generation.
     fn accept(&mut self, id: u32) -> Result<(), String>;
 
-    /// Whether the text is complete: nothing but an end may follow.
+    /// Whether the generated text is complete: nothing but an end token may follow.
     fn is_complete(&self) -> bool;
 }
 
-/// A constraint, and the mask of what it allows.
+/// A constraint in use, with a buffer for its mask.
 pub(crate) struct ActiveConstraint {
     constraint: Box<dyn Constraint>,
     mask: Vec<u32>,
@@ -33,7 +33,8 @@ impl ActiveConstraint {
         Self { constraint, mask: Vec::new() }
     }
 
-    /// A bit for each of `n_vocab` tokens that may come next, none of them `forbidden`. An error where none may.
+    /// The mask of the tokens that may come next, without `forbidden` ones: a bit for each of `n_vocab` tokens. An
+    /// error if none is left.
     pub fn mask(&mut self, n_vocab: usize, forbidden: &[u32]) -> Result<&[u32], String> {
         self.mask.clear();
         self.mask.resize(n_vocab.div_ceil(32), 0);
@@ -47,12 +48,12 @@ impl ActiveConstraint {
         Ok(&self.mask)
     }
 
-    /// Takes the token that was chosen.
+    /// Accepts the token that was sampled.
     pub fn accept(&mut self, id: u32) -> Result<(), String> {
         self.constraint.accept(id)
     }
 
-    /// Whether nothing but an end may follow.
+    /// Whether nothing but an end token may follow.
     pub fn is_complete(&self) -> bool {
         self.constraint.is_complete()
     }

@@ -1,5 +1,4 @@
-//! Run GGUF language models: open a [`Model`], make a [`Generator`], read tokens
-//! as they come.
+//! Runs GGUF language models: open a [`Model`], make a [`Generator`], read tokens as they are sampled.
 //!
 //! ```
 //! use metal_attention::sampling::SamplerOptions;
@@ -18,10 +17,9 @@
 //! # }
 //! ```
 //!
-//! Many texts at once, each with its own sampling: the [`scheduler`].
+//! The [`scheduler`] runs many sequences at once (continuous batching), each with its own sampling options.
 //!
-//! Whoever wants the logits themselves takes a [`ForwardPass`] from
-//! [`Model::forward_pass`] and feeds it batches of tokens.
+//! For the logits themselves, use the [`ForwardPass`] that [`Model::forward_pass`] returns, with batches of tokens.
 
 mod choice;
 pub mod compare;

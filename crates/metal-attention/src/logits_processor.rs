@@ -1,13 +1,14 @@
-//! A rule of the caller's own between the model's logits and the sampler.
+//! Logits processors: rules of the caller between the model's logits and the sampler.
 
 use std::fmt;
 
 use crate::choice::{AllowedTokens, Scores, choose};
 use crate::sampling::Sampler;
 
-/// Changes logits before the sampler sees them. One that leaves a single logit above -inf is a sampler of its own.
+/// Changes logits before the sampler uses them. A processor that leaves a single logit above -inf chooses the token
+/// itself.
 ///
-/// Any function of this form is one:
+/// Functions of this signature implement it:
 ///
 /// ```
 /// use metal_attention::sampling::SamplerOptions;
@@ -29,8 +30,8 @@ use crate::sampling::Sampler;
 /// # }
 /// ```
 pub trait LogitsProcessor: Send {
-    /// `ids` are the tokens of the text so far, the prompt's first; `logits`, `[n_vocab]`, are the model's for the next one,
-    /// before every other rule. A logit of -inf forbids its token. An error ends the text.
+    /// Changes `logits`, `[n_vocab]`, of the token that follows `ids` (the prompt and the generated tokens). They come
+    /// from the model, before every other rule; -inf forbids a token. An error ends the generation.
     fn process(&mut self, ids: &[u32], logits: &mut [f32]) -> Result<(), String>;
 }
 
@@ -40,7 +41,7 @@ impl<F: FnMut(&[u32], &mut [f32]) -> Result<(), String> + Send> LogitsProcessor 
     }
 }
 
-/// A processor, and the logits it works on.
+/// A processor in use, with a buffer for the logits.
 pub(crate) struct ActiveProcessor {
     processor: Box<dyn LogitsProcessor>,
     logits: Vec<f32>,
@@ -57,7 +58,7 @@ impl ActiveProcessor {
         Self { processor, logits: Vec::new() }
     }
 
-    /// Chooses the token that follows `ids`. `None` where `scores` are not all logits, which the processor has to see.
+    /// Samples the token that follows `ids`. `None` if `scores` are not all logits, which the processor needs.
     pub fn choose(
         &mut self,
         sampler: &mut Sampler,

@@ -1,4 +1,4 @@
-//! An open model: the file, what it describes, its weights and its tokenizer.
+//! An open model: the GGUF file, its spec, its weights and its tokenizer.
 
 use std::fmt::{self, Write};
 use std::path::Path;
@@ -15,12 +15,13 @@ use crate::{Backend, EngineOptions, Error};
 /// The GGUF file of the built-in model: `TinyStories` 260K by Andrej Karpathy, MIT licence.
 pub const BUILT_IN_MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K.gguf"));
 
-/// How a model is opened.
+/// Options of opening a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelOptions {
-    /// Use this pre-tokenizer instead of the one the file names in `tokenizer.ggml.pre`.
+    /// Pre-tokenizer to use instead of the one that the file names in `tokenizer.ggml.pre`.
     pub pre: Option<String>,
-    /// Read the whole file into memory instead of mapping it: slower and larger, but the file may change or go away.
+    /// Read the whole file into memory instead of mapping it. Slower and larger, but the file may then change or be
+    /// deleted.
     pub in_memory: bool,
 }
 
@@ -30,13 +31,15 @@ pub struct Model {
     data: Arc<ModelData>,
 }
 
+/// The shared contents of a [`Model`].
 struct ModelData {
     gguf: GgufFile,
     spec: ModelSpec,
     weights: Weights,
     options: ModelOptions,
-    /// Built when it is first asked for: whoever works with token ids needs none.
+    /// Built at its first use: a program that works with token ids needs none.
     tokenizer: OnceLock<Arc<Tokenizer>>,
+    /// Computed at its first use.
     fingerprint: OnceLock<[u8; 32]>,
 }
 
@@ -47,7 +50,7 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Opens a GGUF file (any part, where it is split) without reading its weights yet.
+    /// Opens a GGUF file (any part of a split one) without reading its weights yet.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_with(path, &ModelOptions::default())
     }
@@ -58,12 +61,12 @@ impl Model {
         Self::from_gguf(gguf?, options)
     }
 
-    /// The model inside the program: `stories260K`, which tells short children's stories.
+    /// The built-in model: `stories260K`, which writes short children's stories.
     pub fn built_in() -> Result<Self, Error> {
         Self::from_gguf(GgufFile::from_bytes(BUILT_IN_MODEL)?, &ModelOptions::default())
     }
 
-    /// The model that an open file describes.
+    /// The model of an open file.
     pub fn from_gguf(gguf: GgufFile, options: &ModelOptions) -> Result<Self, Error> {
         let spec = ModelSpec::from_gguf(&gguf)?;
         let weights = Weights::load(&gguf, &spec)?;
@@ -71,7 +74,7 @@ impl Model {
         Ok(Self { data: Arc::new(ModelData { gguf, spec, weights, options, tokenizer, fingerprint }) })
     }
 
-    /// Hyperparameters.
+    /// The model's structure and sizes.
     pub fn spec(&self) -> &ModelSpec {
         &self.data.spec
     }
@@ -81,8 +84,8 @@ impl Model {
         &self.data.weights
     }
 
-    /// Turns text into token ids and back. An error where the file has no vocabulary, or one that is not supported;
-    /// the model then still runs on token ids.
+    /// The tokenizer, built at the first call. An error if the file has no vocabulary or an unsupported one; the model
+    /// can then still be used with token ids.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>, Error> {
         let ModelData { gguf, options, tokenizer, .. } = &*self.data;
         if let Some(tokenizer) = tokenizer.get() {
@@ -92,13 +95,12 @@ impl Model {
         Ok(Arc::clone(tokenizer.get_or_init(|| Arc::new(built))))
     }
 
-    /// How tokens are chosen where nothing else is asked for: as the file recommends, else
-    /// [`SamplerOptions::default`].
+    /// The sampling options that the file recommends, otherwise [`SamplerOptions::default`].
     pub fn sampling(&self) -> SamplerOptions {
         SamplerOptions::recommended(self.data.gguf.metadata())
     }
 
-    /// A hash by which the file is known again: of its metadata, its tensors' names, shapes and types, and of each tensor's first
+    /// A hash that identifies the file: of its metadata, its tensors' names, shapes and types, and each tensor's first
     /// and last 4096 bytes.
     pub fn fingerprint(&self) -> [u8; 32] {
         *self.data.fingerprint.get_or_init(|| fingerprint(&self.data.gguf))
@@ -109,19 +111,19 @@ impl Model {
         &self.data.gguf
     }
 
-    /// Sets the model up to run. This allocates the KV cache and may repack weights, which takes a moment where the
-    /// model is large.
+    /// Sets up a forward pass. This allocates the KV cache and may repack the weights, which can take a while for large
+    /// models.
     pub fn forward_pass(&self, options: &EngineOptions) -> Result<Box<dyn ForwardPass>, Error> {
         self.backend(options).map(Backend::boxed)
     }
 
-    /// As [`forward_pass`](Self::forward_pass), with what only the chosen backend can tell.
+    /// [`forward_pass`](Self::forward_pass) with the type of the chosen backend.
     pub fn backend(&self, options: &EngineOptions) -> Result<Backend, Error> {
         options.backend(self)
     }
 }
 
-/// Bytes of a tensor that are hashed at each of its ends.
+/// Bytes that are hashed at each end of a tensor.
 const HASHED: usize = 4096;
 
 /// SHA-256 of a file's metadata and of its tensors' names, shapes and types.
@@ -152,7 +154,7 @@ fn fingerprint(file: &GgufFile) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Hashes what is written to it.
+/// A writer that hashes its input.
 struct HashWriter(Sha256);
 
 impl Write for HashWriter {

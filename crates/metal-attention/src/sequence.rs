@@ -1,4 +1,8 @@
-//! One text as the forward pass sees it: its tokens, which of them are in the KV cache, and what comes next.
+//! The sequence of a [`Generator`](crate::Generator): its tokens, its part of the KV cache, and the state that samples
+//! its next token.
+//!
+//! It uses sequence 0 of its own forward pass. (The scheduler's counterpart, for many sequences, is
+//! `ScheduledSequence`.)
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -16,24 +20,31 @@ use crate::sampling::Sampler;
 use crate::scheduler::Client;
 use crate::{Constraint, Error, LogitsProcessor, Model, Pooler, SavedSequence, SessionError, SessionFile, Timings};
 
-/// The tokens of a text and everything that continues it.
+/// One sequence, with its forward pass and sampler.
 pub(crate) struct Sequence {
+    /// The forward pass; only its sequence 0 is used.
     pass: Box<dyn ForwardPass>,
+    /// The sampler, which has accepted all of `ids` since the last prompt.
     sampler: Sampler,
+    /// Logits processor of the caller.
     processing: Option<ActiveProcessor>,
+    /// Constraint on the tokens.
     constraint: Option<ActiveConstraint>,
-    /// Where answers began, which layers with windows have lost since.
+    /// Snapshots of prompt ends, which layers with a sliding window have lost since.
     prompt_ends: PrefixStore,
-    /// Tokens of the last prompt; `None` where the place where its answer begins is kept, or need not be.
+    /// Tokens of the last prompt, until its end is in `prompt_ends`; `None` if it is, or need not be.
     n_prompt: Option<usize>,
-    /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache, the others wait
-    /// for the next [`step`](Self::step).
+    /// Prompt and generated tokens. The first [`ForwardPass::position`] of them are in the KV cache; the others are
+    /// evaluated by the next [`step`](Self::step).
     ids: Vec<u32>,
+    /// Start of the last prompt.
     started: Instant,
+    /// Token counts and durations since the last prompt.
     pub timings: Timings,
 }
 
 impl Sequence {
+    /// An empty sequence.
     pub fn new(pass: Box<dyn ForwardPass>, sampler: Sampler) -> Self {
         let timings = Timings::default();
         Self {
@@ -61,7 +72,7 @@ impl Sequence {
         &self.sampler
     }
 
-    /// Takes another sampler, which knows the text so far from the next [`start`](Self::start) on.
+    /// Replaces the sampler. The new one accepts the tokens at the next [`start`](Self::start).
     pub fn set_sampler(&mut self, sampler: Sampler) {
         self.sampler = sampler;
     }
@@ -74,12 +85,12 @@ impl Sequence {
         self.constraint = constraint.map(ActiveConstraint::new);
     }
 
-    /// Whether the constraint on the text allows nothing but its end.
+    /// Whether the constraint allows nothing but the end.
     pub fn is_complete(&self) -> bool {
         self.constraint.as_ref().is_some_and(ActiveConstraint::is_complete)
     }
 
-    /// From now on places where answers begin are kept in so many bytes, where layers with windows would lose them.
+    /// From now on keeps snapshots of prompt ends in up to `bytes` bytes, if sliding windows would lose them.
     pub fn keep_prompt_ends(&mut self, bytes: u64) {
         self.prompt_ends = PrefixStore::new(bytes, None);
     }
@@ -88,8 +99,11 @@ impl Sequence {
         &self.ids
     }
 
-    /// Replaces the text by `prompt`. Keeps what the KV cache already holds of it, and evaluates the rest except the
-    /// last micro-batch, which the next step takes along.
+    /// Replaces the sequence by `prompt`. Keeps the prefix that is in the KV cache, and evaluates the rest in
+    /// micro-batches except the last, which the next [`step`](Self::step) evaluates. `progress` is called before each
+    /// one.
+    ///
+    /// After a refused prompt the sequence is unchanged; after an interruption the evaluated micro-batches are kept.
     pub fn start(
         &mut self,
         prompt: &[u32],
@@ -101,7 +115,7 @@ impl Sequence {
         self.check_prompt(prompt)?;
         self.started = Instant::now();
         let cached = n_common(&self.ids[..self.pass.position()], prompt);
-        // The last token is evaluated in any case: its logits choose the next one.
+        // The last token is always evaluated: its logits are sampled from.
         let cached = cached.min(prompt.len() - 1);
         let cached = self.go_back(prompt, cached);
         self.n_prompt = Some(prompt.len());
@@ -121,7 +135,7 @@ impl Sequence {
             if prompt.len() - done <= n_ubatch {
                 return Ok(());
             }
-            let batch = self.waiting(n_ubatch, false);
+            let batch = self.unevaluated(n_ubatch, false);
             self.pass.forward(&batch).map(drop).map_err(|e| match e {
                 ForwardError::Cancelled => Error::Interrupted { done, total: prompt.len() },
                 e => e.into(),
@@ -131,7 +145,8 @@ impl Sequence {
         }
     }
 
-    /// Makes the text in the KV cache the first `n` tokens of `prompt`, or as many of them as there are; how many these are.
+    /// Cuts the KV cache back to the first `n` tokens of `prompt`, restoring a snapshot of a prompt end if that reaches
+    /// further. Returns how many tokens are left.
     fn go_back(&mut self, prompt: &[u32], n: usize) -> usize {
         let pass = &mut *self.pass;
         let reachable = pass.reachable(0, n);
@@ -147,13 +162,13 @@ impl Sequence {
         pass.truncate(n)
     }
 
-    /// Writes a session file with `note` and what the KV cache has of the text.
+    /// Writes a session file with `note` and a snapshot of the evaluated tokens.
     pub fn save(&mut self, path: &Path, model: &Model, note: &[u8]) -> Result<(), SessionError> {
         let ids = &self.ids[..self.pass.position()];
         SessionFile::write(path, model, note, Some(SavedSequence { pass: &mut *self.pass, seq: 0, ids }))
     }
 
-    /// Replaces the text by that of a session file. On an error it is empty, or as it was.
+    /// Replaces the sequence by that of a session file. After an error it is empty or unchanged.
     pub fn restore(&mut self, session: SessionFile, model: &Model) -> Result<(), SessionError> {
         self.n_prompt = None;
         let restored = session.restore(model, &mut *self.pass, 0);
@@ -162,19 +177,19 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether the text has room for the tokens that wait, so that a step can follow.
+    /// Whether the unevaluated tokens fit in the context, so that [`step`](Self::step) can run.
     pub fn can_step(&self) -> bool {
         self.ids.len() <= self.pass.n_ctx()
     }
 
-    /// Evaluates the tokens that wait and chooses the next one, never one of `forbidden`. It becomes part of the text
-    /// with [`push`](Self::push).
+    /// Evaluates the tokens that are not in the KV cache yet and samples the next one, never one of `forbidden`. The
+    /// token is appended by [`push`](Self::push).
     pub fn step(&mut self, forbidden: &[u32]) -> Result<u32, Error> {
         let start = Instant::now();
         let last = self.ids.len().checked_sub(1).ok_or(Error::EmptyPrompt)?;
-        // After a token that ended the generation nothing waits: the last token gives its logits once more.
+        // After a sampled end token all tokens are evaluated: the last one is evaluated again for its logits.
         self.pass.truncate(last);
-        let batch = self.waiting(self.ids.len(), true);
+        let batch = self.unevaluated(self.ids.len(), true);
         let Self { pass, sampler, processing, constraint, ids, .. } = self;
         let n_vocab = pass.spec().n_vocab;
         let mask = constraint.as_mut().map(|constraint| constraint.mask(n_vocab, forbidden));
@@ -209,7 +224,7 @@ impl Sequence {
         Ok(chosen.expect("all logits are enough to choose from"))
     }
 
-    /// Appends a token to the text. An error where the constraint fails; the text is then as it was.
+    /// Appends a token. An error if the constraint fails; the sequence is then unchanged.
     pub fn push(&mut self, id: u32) -> Result<(), Error> {
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(id).map_err(Error::Constraint)?;
@@ -220,7 +235,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// What `pooler` makes of the states of `ids`. The text is empty afterwards.
+    /// The embedding of `ids`, or a reranker's scores. The sequence is empty afterwards.
     pub fn embed(&mut self, pooler: &Pooler, ids: &[u32]) -> Result<Vec<f32>, Error> {
         self.check_prompt(ids)?;
         self.ids.clear();
@@ -234,6 +249,7 @@ impl Sequence {
         if vector.iter().all(|x| x.is_finite()) { Ok(vector) } else { Err(Error::NoNumbers) }
     }
 
+    /// Checks the length and the token ids of a prompt.
     fn check_prompt(&self, prompt: &[u32]) -> Result<(), Error> {
         let spec = self.pass.spec();
         if prompt.is_empty() {
@@ -249,8 +265,8 @@ impl Sequence {
         }
     }
 
-    /// The first `n` of the tokens that wait, as a batch; with the logits of the last one where `logits`.
-    fn waiting(&self, n: usize, logits: bool) -> Vec<BatchToken> {
+    /// The first `n` of the unevaluated tokens, as a batch. `logits`: whether the logits of its last token are wanted.
+    fn unevaluated(&self, n: usize, logits: bool) -> Vec<BatchToken> {
         let position = self.pass.position();
         let ids = &self.ids[position..];
         let n = n.min(ids.len());
@@ -259,7 +275,7 @@ impl Sequence {
         ids[..n].iter().enumerate().map(token).collect()
     }
 
-    /// Counts a step over `n` tokens: the first one after a prompt ends its prefill.
+    /// Adds a step over `n` tokens to the timings: the first one after a prompt ends the prefill.
     fn count(&mut self, n: usize, time: Duration) {
         if self.timings.first_token.is_none() {
             self.timings.prompt_tokens += n;
@@ -280,7 +296,7 @@ mod tests {
     use crate::sampling::SamplerOptions;
     use crate::{Device, EngineOptions};
 
-    /// A forward pass that would rather give short lists.
+    /// A forward pass that prefers top-k lists of the given length.
     struct ShortLists(Box<dyn ForwardPass>, usize);
 
     impl ForwardPass for ShortLists {
@@ -339,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sampled_text_goes_on_elsewhere_from_wherever_it_is_cut() {
+    fn a_sampled_sequence_continues_the_same_from_any_cut() {
         let model = Model::built_in().unwrap();
         let options = EngineOptions { device: Device::Cpu, n_ubatch: Some(8), ..Default::default() };
         let sampling = SamplerOptions { seed: Some(9), repeat_penalty: 1.1, ..Default::default() };
@@ -371,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn short_lists_and_whole_rows_give_one_text() {
+    fn short_lists_and_all_logits_give_the_same_tokens() {
         let model = Model::built_in().unwrap();
         let options = EngineOptions { device: Device::Cpu, n_ubatch: Some(2), ..Default::default() };
         let defaults = SamplerOptions { seed: Some(3), ..Default::default() };
@@ -379,7 +395,7 @@ mod tests {
             SamplerOptions { temperature: 0.0, ..defaults.clone() },
             SamplerOptions { top_k: 5, temperature: 1.5, ..defaults.clone() },
             SamplerOptions { repeat_penalty: 1.5, ..defaults.clone() },
-            // Now and then the list is too short.
+            // Sometimes the list is too short.
             SamplerOptions { top_k: 0, top_p: 1.0, min_p: 0.02, ..defaults.clone() },
             SamplerOptions { top_k: 0, ..defaults.clone() },
             defaults,

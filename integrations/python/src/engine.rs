@@ -255,7 +255,7 @@ impl Engine {
         let texts = texts.into_iter().map(|text| self.asked(text)).collect::<PyResult<Vec<_>>>()?;
         self.gather(py, texts, done.as_ref(), |scheduler, Asked { request, raised, answer }| {
             // Nobody looks at the text before it is finished.
-            let events = scheduler.submit(Request { whole: true, ..request })?;
+            let events = scheduler.submit(Request { buffer_events: true, ..request })?;
             Ok(async move { Completion::of_events(events, answer, &raised).await })
         })
     }

@@ -1,31 +1,31 @@
-//! The sampling options that are numbers: one table of names, ranges and meanings. Range checks, the fields of requests and
-//! their description follow from it.
+//! The numeric sampling options: one table of names, ranges and meanings, from which range checks, request fields and
+//! their descriptions are derived.
 
 use super::{SamplerOptions, SamplingError};
 
-/// A sampling option that is a number.
+/// A numeric sampling option.
 #[derive(Debug)]
 pub struct NumberOption {
     /// The field of [`SamplerOptions`], which is also the name in requests.
     pub name: &'static str,
-    /// Other names in requests, as other servers have them.
+    /// Other names in requests, as other servers use them.
     pub aliases: &'static [&'static str],
-    /// The metadata key with which a file recommends a value, as llama.cpp reads it.
+    /// Metadata key by which a file recommends a value, as llama.cpp reads it.
     pub metadata_key: Option<&'static str>,
-    /// What it does, in a sentence.
+    /// Description in one sentence.
     pub doc: &'static str,
     /// The values that are accepted, and which of them turns the option off.
     pub allowed: &'static str,
-    /// How its value is read and written.
+    /// Type and access.
     kind: NumberKind,
 }
 
-/// How the value of an option is read and written.
+/// Type of an option, with access to its field.
 #[derive(Debug)]
 enum NumberKind {
     /// A finite number from `min` to `max`.
     Real { get: fn(&SamplerOptions) -> f32, set: fn(&mut SamplerOptions, f32), min: f32, max: f32 },
-    /// A whole number. Values below 0 mean `negative`; without it they are refused.
+    /// A whole number. Negative values mean `negative`; without it they are refused.
     Count { get: fn(&SamplerOptions) -> usize, set: fn(&mut SamplerOptions, usize), negative: Option<usize> },
 }
 
@@ -38,7 +38,7 @@ impl NumberOption {
         ALL.iter().find(|option| option.name == name || option.aliases.contains(&name))
     }
 
-    /// Sets the option in `options`. An error where `value` is outside the range.
+    /// Sets the option in `options`. An error, with `options` unchanged, if `value` is outside the range.
     pub fn set(&self, options: &mut SamplerOptions, value: f64) -> Result<(), SamplingError> {
         match self.kind {
             NumberKind::Real { set, .. } => {
@@ -78,7 +78,7 @@ impl NumberOption {
         matches!(self.kind, NumberKind::Count { .. })
     }
 
-    /// The least value that is accepted; `None` where there is none.
+    /// The smallest accepted value; `None` if there is none.
     pub fn minimum(&self) -> Option<f64> {
         match self.kind {
             NumberKind::Real { min, .. } => Some(f64::from(min)).filter(|_| min > f32::MIN),
@@ -86,7 +86,7 @@ impl NumberOption {
         }
     }
 
-    /// The largest value that is accepted; `None` where there is none.
+    /// The largest accepted value; `None` if there is none.
     pub fn maximum(&self) -> Option<f64> {
         match self.kind {
             NumberKind::Real { max, .. } => Some(f64::from(max)).filter(|_| max < f32::MAX),
@@ -94,6 +94,7 @@ impl NumberOption {
         }
     }
 
+    /// Checks the range of a real option.
     fn check_real(&self, value: f32) -> Result<(), SamplingError> {
         match self.kind {
             NumberKind::Real { min, max, .. } if (min..=max).contains(&value) => Ok(()),
@@ -101,6 +102,7 @@ impl NumberOption {
         }
     }
 
+    /// The error for a value outside the range.
     fn out_of_range(&self, value: f32) -> SamplingError {
         SamplingError::OutOfRange { option: self.name, value, allowed: self.allowed }
     }

@@ -1,5 +1,5 @@
-//! The samplers that narrow the choice: each drops the candidates that its rule
-//! finds too unlikely (XTC: too likely), and leaves one at least, or `min_keep`.
+//! The truncating samplers: each removes the candidates that its rule finds too unlikely (XTC: too likely), and keeps
+//! at least one, or `min_keep`.
 //!
 //! Top-k is [`Candidates::keep_highest`].
 
@@ -45,9 +45,8 @@ pub(super) fn top_n_sigma(candidates: &mut Candidates, n: f32) {
     candidates.retain(|c| f64::from(c.logit) >= lowest);
 }
 
-/// XTC, "exclude top choices": where several tokens are at least `threshold`
-/// probable, all of them but the least probable go, unless that leaves fewer than `min_keep`. The caller draws whether it
-/// applies to this step.
+/// XTC, "exclude top choices": if several tokens are at least `threshold` probable, removes all of them but the least
+/// probable, unless that leaves fewer than `min_keep`. The caller draws whether it applies to this token.
 pub(super) fn xtc(candidates: &mut Candidates, threshold: f32, min_keep: usize) {
     let softmax = Softmax::of(candidates.as_slice());
     let is_top = |c: TokenCandidate| softmax.probability(c) >= f64::from(threshold);

@@ -1,4 +1,9 @@
-//! Which of the sequences that wait get a place in the KV cache, and where.
+//! Admission: which waiting request runs next, and in which cache sequence.
+//!
+//! Clients are served in the order of [`ClientRing`](super::client_ring::ClientRing), those with the fewest running
+//! sequences first. A new sequence shares the longest prefix that the KV cache or the prefix store has of it. Idle
+//! cache sequences are evicted for it as far as needed; running sequences are preempted only for clients that have less
+//! than their share.
 
 use std::cmp::Reverse;
 
@@ -12,41 +17,41 @@ use super::scheduled_sequence::ScheduledSequence;
 use super::sequence_pool::{CachedPrefix, longest_prefix};
 use super::{Client, FinishReason, Metrics, Request};
 
-/// Tokens that a sequence waits for while another one evaluates them.
+/// A sequence waits for another one to evaluate a common prefix if that saves at least this many tokens.
 const WORTH_WAITING: usize = 16;
 
-/// Texts of one client that are looked at for one that need not wait for another.
+/// Waiting requests of one client that are examined in search of one that need not wait for a common prefix.
 const LOOK_AHEAD: usize = 32;
 
-/// Where a sequence can run.
+/// The cache sequence found for a sequence.
 enum Placement {
-    /// In this sequence, which holds so many of its tokens already.
+    /// Index of the cache sequence, and how many of the tokens it holds already.
     InSequence(usize, usize),
-    /// Later: a sequence that begins alike is being evaluated, and sharing is cheaper than evaluating twice.
+    /// None for now: a running sequence is evaluating a common prefix, and sharing that is cheaper than evaluating it
+    /// twice.
     AwaitPrefix,
-    /// There is no room now.
+    /// None: there are no free pages or cache sequences.
     NoCapacity,
 }
 
-/// What came of looking for a sequence of a client that can have a place.
+/// The result of trying to admit a sequence of one client.
 enum AdmissionOutcome {
-    /// One has a place, or ended without needing one.
+    /// One was admitted, or ended without being evaluated.
     Admitted,
-    /// Each of its sequences had better wait for another one.
+    /// Each examined one waits for a common prefix.
     AllAwaitPrefix,
-    /// There is no room now for the one whose turn it is.
+    /// There is no capacity for the next one.
     NoCapacity,
 }
 
-/// Whether the KV cache refused a sequence because others take the pages or the recurrent states that it needs.
+/// Whether a snapshot was refused for want of free pages or recurrent states.
 pub(super) fn is_capacity_error(error: &SnapshotError) -> bool {
     matches!(error, SnapshotError::Forward(ForwardError::OutOfPages { .. } | ForwardError::OutOfStates { .. }))
 }
 
 impl<'t> Engine<'t> {
-    /// Gives places to sequences and embeddings as long as there is room. Clients take turns: who runs least comes first. Of
-    /// sequences and embeddings those come first that did not have the last room: what needs much would never find it, if
-    /// what needs little always came before.
+    /// Admits waiting generations and embeddings as long as there is capacity. Whichever kind was not admitted last
+    /// goes first: otherwise requests that need many pages would never be admitted while small ones keep coming.
     pub(super) fn admit(&mut self) {
         self.update_client_ring();
         if self.generations_first {
@@ -58,6 +63,7 @@ impl<'t> Engine<'t> {
         }
     }
 
+    /// Sets the clients of the ring: those with a waiting or preempted request.
     fn update_client_ring(&mut self) {
         let queue = self.shared.queue();
         let preempted = self.preempted.iter().map(|sequence| sequence.client);
@@ -69,7 +75,8 @@ impl<'t> Engine<'t> {
         self.client_ring.update(&waiting);
     }
 
-    /// Gives places to sequences, to those of a client that lost theirs first. False where one waits for room in the cache.
+    /// Admits generations; preempted sequences of a client come before its new ones. False if the next one lacks
+    /// capacity.
     fn admit_generations(&mut self) -> bool {
         let mut passed = Vec::new();
         while let Some(client) = self.next_client(&passed) {
@@ -86,7 +93,7 @@ impl<'t> Engine<'t> {
         true
     }
 
-    /// The client whose turn it is among those with sequences that wait, without those that were `passed` over.
+    /// The client to serve next among those with waiting generations, `passed` ones excluded.
     fn next_client(&self, passed: &[Client]) -> Option<Client> {
         let queue = self.shared.queue();
         let waiting = queue.generations.clients().chain(self.preempted.iter().map(|sequence| sequence.client));
@@ -94,12 +101,12 @@ impl<'t> Engine<'t> {
         waiting.min_by_key(|&client| (self.n_running(client), self.client_ring.rank(client)))
     }
 
-    /// Texts of `client` that run.
+    /// Number of running sequences of `client`.
     pub(super) fn n_running(&self, client: Client) -> usize {
         self.running.iter().filter(|r| r.sequence.client == client).count()
     }
 
-    /// Gives a place to the first sequence of `client` that need not wait for another one.
+    /// Admits the first waiting sequence of `client` that need not wait for a common prefix.
     fn admit_generation(&mut self, client: Client) -> AdmissionOutcome {
         let mut at = 0;
         while let Some(sequence) = self.preempted.get(at) {
@@ -151,20 +158,21 @@ impl<'t> Engine<'t> {
         AdmissionOutcome::AllAwaitPrefix
     }
 
+    /// Adds a sequence to the running ones, in cache sequence `seq`, which holds its first `n_cached` tokens.
     fn start(&mut self, mut sequence: ScheduledSequence<'t>, seq: usize, n_cached: usize) {
         if sequence.admit(n_cached) {
             self.count(|metrics| metrics.cached_tokens += n_cached as u64);
         }
         self.client_ring.served(sequence.client);
         self.generations_first = false;
-        // What it finds in the cache is no progress of its own.
+        // Tokens that were in the cache are no progress of its own.
         sequence.max_evaluated = sequence.max_evaluated.max(n_cached);
         self.running.push(RunningSequence { sequence, seq, progressed_at: None, prompt_end_is_kept: false });
     }
 
-    /// Begins embeddings, one for each client at a time. False where one waits for room in the cache.
+    /// Starts embeddings, at most one of each client. False if the next one lacks capacity.
     fn admit_embeddings(&mut self) -> bool {
-        // One more than sequences, so that a single client never has them all.
+        // One more than there are slots, so that a single client never has them all.
         while self.embeddings.len() <= self.options.n_parallel {
             let queue = self.shared.queue();
             let busy = |client: &Client| self.embeddings.iter().any(|run| run.client() == *client);
@@ -188,12 +196,13 @@ impl<'t> Engine<'t> {
         true
     }
 
-    /// Puts a sequence off for `client`: one of a client that has two places more, or any, where `client` has none. Only who
-    /// has had its turn gives way, so that everybody gets on. What the KV cache holds of the sequence stays as long as there
-    /// is room. False where nobody has to give way.
+    /// Preempts a running sequence for `client`: one of a client that has at least two more running than `client`, or
+    /// of any other client if `client` has none. Only sequences that have used up their time slice are preempted, so
+    /// that each gets further. The preempted sequence's pages stay in the KV cache while there is capacity. False if no
+    /// sequence qualifies.
     fn preempt_for(&mut self, client: Client) -> bool {
         let had_turn =
-            |r: &RunningSequence<'_>| r.progressed_at.is_some_and(|since| since.elapsed() >= self.options.turn);
+            |r: &RunningSequence<'_>| r.progressed_at.is_some_and(|since| since.elapsed() >= self.options.time_slice);
         let others = self.running.iter().enumerate().filter(|(_, r)| r.sequence.client != client && had_turn(r));
         let longest = others.max_by_key(|(_, r)| (self.n_running(r.sequence.client), Reverse(r.progressed_at)));
         let own = self.n_running(client);
@@ -204,7 +213,8 @@ impl<'t> Engine<'t> {
         true
     }
 
-    /// Takes the `i`-th sequence's place: it waits for another one. Returns its sequence, which keeps the sequence as a finished one.
+    /// Preempts the running sequence with index `i`: it waits to be admitted again. Returns its cache sequence, now
+    /// idle.
     pub(super) fn preempt(&mut self, i: usize) -> usize {
         let RunningSequence { mut sequence, seq, .. } = self.running.remove(i);
         self.sequences.keep(seq, sequence.client, sequence.ids[..self.pass.n_past(seq)].to_vec());
@@ -216,15 +226,26 @@ impl<'t> Engine<'t> {
         seq
     }
 
+    /// Updates the metrics under their lock.
     pub(super) fn count(&self, count: impl FnOnce(&mut Metrics)) {
         count(&mut self.shared.metrics());
     }
 
-    /// Finds a sequence for a sequence of `client`, with as much of it as the KV cache holds anywhere, `most` tokens at most: what
-    /// is after them is evaluated in any case. The logits of the last token, at least, choose the next one.
-    fn find_placement(&mut self, client: Client, ids: &[u32], most: usize) -> Placement {
+    /// Finds a cache sequence for the token ids of a sequence of `client`, with as long a prefix of them as the KV
+    /// cache or the store has, up to `max_shared` tokens; those after are evaluated in any case. At least the last
+    /// token always is: its logits are sampled from.
+    ///
+    /// The result is the first of these that is possible:
+    ///
+    /// 1. wait for a running sequence that is evaluating a longer common prefix,
+    /// 2. restore a prefix from the store that is at least a page longer than what the KV cache has,
+    /// 3. continue an idle cache sequence whose tokens are all shared,
+    /// 4. share the prefix's pages with a second cache sequence,
+    /// 5. cut an idle cache sequence back to the common prefix, and continue that,
+    /// 6. evaluate everything in an empty cache sequence.
+    fn find_placement(&mut self, client: Client, ids: &[u32], max_shared: usize) -> Placement {
         let n_tokens = ids.len() + 1;
-        let ids = &ids[..most];
+        let ids = &ids[..max_shared];
         let evaluated = self.running.iter().map(|r| (r.seq, &r.sequence.ids[..self.pass.n_past(r.seq)]));
         let prefix =
             longest_prefix(ids, evaluated.chain(self.sequences.all_idle()), |seq, n| self.pass.reachable(seq, n));
@@ -232,7 +253,7 @@ impl<'t> Engine<'t> {
         let is_prompt = |r: &RunningSequence<'_>| r.sequence.ids.len() > self.pass.n_past(r.seq) + 1;
         let comes = |(i, r): (usize, &RunningSequence<'_>)| {
             let n = n_common(ids, &r.sequence.ids);
-            // A sequence that has all of its client's share of a step is as fast as this one would be.
+            // Waiting for a sequence of another client pays only if that gets all of its client's share of a step.
             let has_share = |r: &RunningSequence<'_>| {
                 !self.running[..i].iter().any(|o| o.sequence.client == r.sequence.client && is_prompt(o))
             };
@@ -246,7 +267,7 @@ impl<'t> Engine<'t> {
             && let Some(stored) = self.store.find(&mut *self.pass, client, ids)
             && stored.n_tokens >= cached + page_len
         {
-            // What goes to make room for it does not take its place.
+            // Marked as used, so that it is not evicted for its own restoration.
             self.store.touch(stored);
             if let Some(seq) = self.fresh_sequence(n_tokens) {
                 let restored = self.restore(|engine| engine.store.restore(&mut *engine.pass, seq, stored));
@@ -257,7 +278,7 @@ impl<'t> Engine<'t> {
                 return Placement::InSequence(seq, if is_there { stored.n_tokens } else { 0 });
             }
         }
-        // A finished sequence that the new one continues goes on where it is. Others stay as they are, if they can.
+        // 3: all tokens of the idle cache sequence are shared.
         let continued = prefix.filter(|p| self.sequences.idle(p.seq).is_some_and(|idle| idle.len() == p.n_tokens));
         if let Some(kept) = continued
             && self.free_pages_for(n_tokens.saturating_sub(kept.n_tokens), Some(kept))
@@ -266,7 +287,7 @@ impl<'t> Engine<'t> {
             return Placement::InSequence(kept.seq, kept.n_tokens);
         }
         if let Some(prefix) = prefix.filter(|_| continued.is_none())
-            // Only whole pages are shared for good.
+            // 4: a partly filled page is copied, so only whole pages save memory.
             && let Some(seq) = self.fresh_sequence_beside(n_tokens - prefix.n_tokens / page_len * page_len, prefix)
         {
             match self.pass.share_prefix(prefix.seq, seq, prefix.n_tokens) {
@@ -278,7 +299,7 @@ impl<'t> Engine<'t> {
                 Err(why) => tracing::warn!("a prompt's beginning is evaluated again: {why}"),
             }
         }
-        // What the sequence shares with a finished one is kept, and the rest of that is given up.
+        // 5: the tokens after the common prefix go to the store.
         if let Some(prefix) = prefix
             && let Some(owner) = self.sequences.owner(prefix.seq)
             && self.fits(n_tokens.saturating_sub(prefix.n_tokens), Some(prefix))
@@ -297,7 +318,8 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// An empty sequence and pages for `n_tokens` tokens; `None`, and nothing is given up, where there is no room now.
+    /// Empties a cache sequence and frees pages for `n_tokens` tokens. Returns its index, marked busy; `None`, with
+    /// nothing evicted, if there is not enough capacity.
     pub(super) fn fresh_sequence(&mut self, n_tokens: usize) -> Option<usize> {
         let seq = self.sequences.empty().or_else(|| self.sequences.oldest_idle(None))?;
         if !self.fits(n_tokens, None) {
@@ -309,8 +331,8 @@ impl<'t> Engine<'t> {
         Some(seq)
     }
 
-    /// What `restore` comes to, which puts a sequence into a sequence. Where windows or recurrent states have no room for it, whose use
-    /// [`fits`](Self::fits) does not know, idle sequences are given up until they have.
+    /// Runs `restore`, which puts a snapshot into a cache sequence. While windows or recurrent states are short, which
+    /// [`fits`](Self::fits) does not count, it evicts an idle cache sequence and tries again.
     pub(super) fn restore<T>(
         &mut self,
         mut restore: impl FnMut(&mut Self) -> Result<T, SnapshotError>,
@@ -325,8 +347,8 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// An empty sequence beside that of `prefix`, and pages for `n_tokens` tokens; `None`, and nothing is given up, where there
-    /// is no room now.
+    /// Empties a cache sequence other than that of `prefix`, and frees pages for `n_tokens` tokens. `None`, with
+    /// nothing evicted, if there is not enough capacity.
     fn fresh_sequence_beside(&mut self, n_tokens: usize, prefix: CachedPrefix) -> Option<usize> {
         let seq = self.sequences.empty().or_else(|| self.sequences.oldest_idle(Some(prefix.seq)))?;
         let whole = CachedPrefix { n_tokens: self.pass.n_past(prefix.seq), ..prefix };
@@ -337,8 +359,8 @@ impl<'t> Engine<'t> {
         self.free_pages_for(n_tokens, Some(whole)).then_some(seq)
     }
 
-    /// Pages that `n_tokens` tokens take besides those that what runs will need soon, so that a newcomer does not lose its place
-    /// again at once.
+    /// Pages for `n_tokens` tokens plus those that running sequences and embeddings will soon need (one more page
+    /// each), so that a new sequence is not preempted again at once.
     fn pages_needed(&self, n_tokens: usize) -> usize {
         let page_len = self.pass.cache_pages().page_len;
         let of = |n: usize| n.div_ceil(page_len);
@@ -349,8 +371,8 @@ impl<'t> Engine<'t> {
         missing.sum::<usize>() + of(n_tokens)
     }
 
-    /// Whether there are pages for `n_tokens` tokens once all idle sequences are given up but the beginning `kept` of one. Where
-    /// nothing runs there are.
+    /// Whether `n_tokens` tokens fit once all idle cache sequences are evicted, except the prefix `kept` of one. Always
+    /// true while nothing runs: then one sequence may fill the cache.
     fn fits(&self, n_tokens: usize, kept: Option<CachedPrefix>) -> bool {
         if self.running.is_empty() && self.embeddings.is_empty() {
             return true;
@@ -361,15 +383,15 @@ impl<'t> Engine<'t> {
         let pages = self.pass.cache_pages();
         let of_kept = kept.filter(|kept| !busy.contains(&kept.seq)).map_or(0, |CachedPrefix { seq, n_tokens: n }| {
             let both: Vec<_> = busy.iter().copied().chain([seq]).collect();
-            // Those that it shares with what runs are its first.
+            // The pages that it shares with busy ones are its first.
             let own = self.pass.pages_held(&both) - n_busy;
             own.saturating_sub(self.pass.n_past(seq).div_ceil(pages.page_len) - n.div_ceil(pages.page_len))
         });
         pages.total - n_busy - of_kept >= self.pages_needed(n_tokens)
     }
 
-    /// Gives idle sequences up, but the one of which `kept` is the beginning, until there are pages for `n_tokens` tokens. False, and
-    /// nothing is given up, where that is not enough; where nothing runs it is.
+    /// Evicts idle cache sequences, except that of `kept`, until `n_tokens` tokens fit. False, with nothing evicted, if
+    /// they never will.
     fn free_pages_for(&mut self, n_tokens: usize, kept: Option<CachedPrefix>) -> bool {
         if !self.fits(n_tokens, kept) {
             return false;

@@ -1,4 +1,12 @@
-//! The thread that owns the forward pass: its loop, and how sequences begin and end on it.
+//! The thread that owns the forward pass: its loop, and how sequences end on it.
+//!
+//! Each turn of the loop ([`Engine::run`]) drops sequences that are abandoned or past their deadline, runs one slot
+//! command, admits waiting requests (admission.rs), evaluates one batch (step.rs) and one chunk of an embedding
+//! (embedding.rs), and publishes metrics.
+//!
+//! The KV cache of the forward pass holds `n_seq` sequences, which `seq` numbers. Such a *cache sequence* is empty,
+//! busy with a running sequence, or idle: it keeps the tokens of an ended or preempted one for prompts that begin like
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,53 +27,59 @@ use super::scheduled_sequence::ScheduledSequence;
 use super::sequence_pool::SequencePool;
 use super::{CacheObserver, FinishReason, RequestError, SchedulerOptions};
 
-/// How long a device is left alone that was woken for nothing: who watches over a server opens connections all the time.
+/// Minimum time between two wake-ups of the device without work: monitoring opens connections all the time.
 const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// A sequence with a place in the KV cache.
+/// A sequence that runs: each step evaluates some of its tokens.
 pub(super) struct RunningSequence<'t> {
+    /// Its tokens and sampling state.
     pub sequence: ScheduledSequence<'t>,
-    /// Its sequence.
+    /// Index of its cache sequence.
     pub seq: usize,
-    /// When it got further than it was when it lost its place last.
+    /// Start of its time slice: when it first evaluated a token beyond those of before its last preemption. `None`
+    /// until then.
     pub progressed_at: Option<Instant>,
-    /// The place where its answer begins is in the store, or cannot be.
+    /// Whether a snapshot of the end of its prompt is in the prefix store, or is not needed.
     pub prompt_end_is_kept: bool,
 }
 
-/// The forward pass and everything that runs on it.
+/// The forward pass and all that the scheduler's thread keeps about requests.
 pub(super) struct Engine<'t> {
     pub pass: Box<dyn ForwardPass>,
+    /// Makes embeddings and scores of hidden states.
     pub pooler: Pooler,
     pub tokenizer: &'t Tokenizer,
+    /// The queue that the callers' threads write to.
     pub shared: Arc<SharedQueue>,
     pub options: SchedulerOptions,
+    /// Use of each cache sequence.
     pub sequences: SequencePool,
-    /// Texts that gave their sequences up.
+    /// Snapshots of sequences that were evicted from the KV cache.
     pub store: PrefixStore,
-    /// What prompts to come find in the KV cache, where somebody wants to know.
+    /// The KV pages that are reported to an observer, if there is one.
     block_tree: Option<BlockTree>,
-    /// In the order in which they got their places.
+    /// The running sequences, in the order of their admission.
     pub running: Vec<RunningSequence<'t>>,
-    /// Texts that had to give their places up, by number.
+    /// The preempted sequences, oldest first (by number).
     pub preempted: Vec<ScheduledSequence<'t>>,
-    /// Those that are being made, the next to go on first; at most one of a client.
+    /// The embeddings in progress, next one first; at most one of each client.
     pub embeddings: VecDeque<EmbeddingRun>,
-    /// Which client comes next.
+    /// The order in which clients are served.
     pub client_ring: ClientRing,
-    /// An embedding began after the last sequence did: the next room is for sequences.
+    /// Whether generations are admitted before embeddings: an embedding was admitted last.
     pub generations_first: bool,
-    /// How large a step may be.
+    /// Limits the tokens of a step.
     pub batch_sizer: BatchSizer,
-    /// Texts and embeddings that got a place so far, or ended without one.
+    /// Number of sequences and embeddings started so far, those that ended without running included.
     pub n_started: u64,
-    /// When there was work last.
+    /// Time at which the engine last became idle.
     worked: Option<Instant>,
-    /// When the device was woken for a request to come.
+    /// Time of the last wake-up for an announced request.
     woken: Option<Instant>,
 }
 
 impl<'t> Engine<'t> {
+    /// An engine over `pass`, a forward pass of `model`. Pages of the KV cache are reported to `observer`.
     pub fn new(
         pass: Box<dyn ForwardPass>,
         model: &Model,
@@ -118,8 +132,8 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// Brings a device that was idle up to its speed for a request that is announced, until it is there. Who announces requests
-    /// and sends none does not keep the device busy.
+    /// Brings an idle device up to its clock for an announced request, until that arrives. Announcements without
+    /// requests wake the device once a minute at most.
     fn wake(&mut self) {
         let since = |then: Option<Instant>| then.map_or(Duration::MAX, |then| then.elapsed());
         if since(self.worked) >= ASLEEP_AFTER && since(self.woken) >= WAKE_AGAIN_AFTER {
@@ -138,7 +152,8 @@ impl<'t> Engine<'t> {
             && queue.slot_commands.is_empty()
     }
 
-    /// Ends the sequences that nobody waits for any more, and those whose time is over.
+    /// Ends the sequences whose client has gone, whose deadline has passed, or all of them once the shutdown's deadline
+    /// has passed.
     fn drop_ended(&mut self) {
         let now = Instant::now();
         let mut queue = self.shared.queue();
@@ -179,16 +194,17 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// The sequence of a request whose turn it is.
+    /// The sequence of a request that leaves the queue.
     pub fn new_sequence(&mut self, submission: Submission) -> ScheduledSequence<'t> {
         self.n_started += 1;
         ScheduledSequence::new(submission, self.tokenizer, self.pass.spec().n_vocab, self.n_started)
     }
 
-    /// Ends the `i`-th running sequence. What the KV cache holds of it stays, for prompts that begin like it.
+    /// Ends the running sequence with index `i`. Its cache sequence becomes idle, so that later prompts can share its
+    /// pages.
     pub fn end(&mut self, i: usize, outcome: Result<FinishReason, RequestError>) {
         let RunningSequence { sequence, seq, .. } = self.running.remove(i);
-        // Whatever begins alike would meet the same NaN.
+        // The pages may hold NaN, which a prompt that shares them would meet again.
         if matches!(outcome, Err(RequestError::Forward(_) | RequestError::NoNumbers)) {
             self.evict(seq);
         } else {
@@ -197,7 +213,7 @@ impl<'t> Engine<'t> {
         self.answer(sequence, outcome);
     }
 
-    /// Tells a client how its sequence ended, and counts it.
+    /// Sends the last event to the client, and counts the request.
     pub fn answer(&self, sequence: ScheduledSequence<'_>, outcome: Result<FinishReason, RequestError>) {
         self.shared.metrics().requests.count(&outcome);
         match outcome {
@@ -206,7 +222,8 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// After a panic: tells all that have begun. Nothing is certain any more but that they cannot be finished.
+    /// Fails all running and preempted sequences and embeddings, after a panic. Nothing else of the engine's state can
+    /// be trusted then.
     pub fn fail(mut self) {
         let sequences = self.running.drain(..).map(|r| r.sequence).chain(self.preempted.drain(..));
         let sequences: Vec<_> = sequences.collect();
@@ -221,25 +238,26 @@ impl<'t> Engine<'t> {
         metrics.requests.failed += n_embeddings;
         (metrics.running, metrics.waiting, metrics.pages_running) = (0, 0, 0);
         metrics.sequences.clear();
-        // Nobody finds anything in its cache any more.
+        // The KV cache and the store are lost with the thread.
         (metrics.pages_used, metrics.pages_free, metrics.states) = (0, 0, StateUse::default());
         (metrics.stored.ram_sequences, metrics.stored.ram_bytes) = (0, 0);
         (metrics.stored.disk_sequences, metrics.stored.disk_bytes) = (0, 0);
     }
 
-    /// Empties a sequence, whose pages are free then unless others share them.
+    /// Empties a cache sequence. Its pages become free unless other sequences share them.
     pub fn evict(&mut self, seq: usize) {
         self.pass.rewind(seq, 0);
         self.sequences.clear(seq);
     }
 
-    /// Empties an idle sequence for others; its sequence goes where it can be found again.
+    /// Empties an idle cache sequence; its tokens' pages go to the prefix store, if there is room.
     pub fn store_and_evict(&mut self, seq: usize) {
         self.store_idle(seq);
         self.evict(seq);
     }
 
-    /// Keeps what an idle sequence has for prompts to come, unless another sequence has it too.
+    /// Copies an idle cache sequence to the prefix store, unless another cache sequence can be cut back to the same
+    /// tokens.
     pub fn store_idle(&mut self, seq: usize) {
         let Self { pass, sequences, store, running, embeddings, .. } = self;
         let others_wait = !running.is_empty() || !embeddings.is_empty();
@@ -251,7 +269,7 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// Keeps of sequences that run the places where their answers begin, before layers with windows lose them.
+    /// Copies the prompt ends of running sequences to the prefix store, before layers with a sliding window lose them.
     pub fn keep_prompt_ends(&mut self) {
         let others_wait = self.running.len() > 1 || !self.embeddings.is_empty();
         let Self { pass, store, running, .. } = self;
@@ -263,7 +281,7 @@ impl<'t> Engine<'t> {
         }
     }
 
-    /// Tells the metrics, and the observer of the KV cache, what is going on.
+    /// Updates the metrics, and reports changed pages to the observer.
     fn publish(&mut self) {
         let Self { pass, sequences, running, block_tree, .. } = self;
         if let Some(block_tree) = block_tree {

@@ -1,4 +1,4 @@
-//! Several schedulers of one model, each with a forward pass of its own, and who gets which request.
+//! Replicas: several schedulers of one model, and the choice of one for each request.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -14,39 +14,46 @@ use super::{
     SequenceProgress, SlotError, StartError, SubmitError, VectorFuture,
 };
 
-/// Schedulers of one model, each with a thread, a forward pass, places and a KV cache of its own.
+/// Schedulers of one model, each with its own thread, forward pass, slots and KV cache.
 ///
-/// A request goes where the KV cache holds most of its prompt, in whole pages; of equals to the replica with the least to do. One
-/// that has [`SchedulerOptions::n_parallel`] requests more than the least busy is passed over: what it holds is evaluated
-/// a second time rather than waited for. A replica that met a defect gets nothing more, and the others go on.
+/// A request goes to the replica whose KV cache holds the most whole pages of its prompt; among equals, to the one with
+/// the least load. A replica with [`SchedulerOptions::n_parallel`] or more requests above the least loaded one is tried
+/// last: evaluating its pages a second time elsewhere is faster than waiting. A replica whose engine has panicked gets
+/// no more requests.
 #[derive(Clone)]
 pub struct Replicas {
+    /// The replicas; at least one.
     all: Arc<[Replica]>,
+    /// Slots of each replica.
     n_parallel: usize,
-    /// Tokens of a page.
+    /// Positions of a KV page.
     page_len: usize,
 }
 
+/// One replica.
 struct Replica {
     scheduler: Scheduler,
+    /// The pages that its KV cache holds.
     held: Arc<Mutex<HeldPages>>,
 }
 
-/// What a replica's KV cache holds: each page by a hash of all tokens up to its end.
+/// The pages that a replica's KV cache holds, each by a hash of all tokens up to its end.
 #[derive(Debug, Default)]
 struct HeldPages {
+    /// The hash of each block.
     of_block: HashMap<BlockId, u64>,
+    /// All hashes.
     hashes: HashSet<u64>,
 }
 
-/// The hash of a text whose last page has these tokens, given that of the pages before.
+/// The hash of a page with these tokens, after the pages with hash `before`.
 fn page_hash(before: u64, tokens: &[u32]) -> u64 {
     let mut hasher = DefaultHasher::new();
     (before, tokens).hash(&mut hasher);
     hasher.finish()
 }
 
-/// The hashes of a prompt's whole pages, but for its last token, which is evaluated in any case.
+/// The hashes of a prompt's whole pages. The last token is left out: it is always evaluated.
 fn page_hashes(prompt: &[u32], page_len: usize) -> Vec<u64> {
     let tokens = &prompt[..prompt.len().saturating_sub(1)];
     let mut hash = 0;
@@ -59,6 +66,7 @@ fn page_hashes(prompt: &[u32], page_len: usize) -> Vec<u64> {
 }
 
 impl HeldPages {
+    /// Applies a change of the KV cache.
     fn add(&mut self, event: CacheEvent) {
         match event {
             CacheEvent::Stored { parent, blocks, tokens } => {
@@ -78,7 +86,7 @@ impl HeldPages {
         }
     }
 
-    /// How many pages of a prompt are there, from its beginning on.
+    /// Number of pages, from the prompt's start, that are held.
     fn n_common(&self, hashes: &[u64]) -> usize {
         hashes.iter().take_while(|hash| self.hashes.contains(hash)).count()
     }
@@ -90,17 +98,18 @@ impl Replica {
     }
 }
 
-/// What is known of a replica when a request comes.
+/// The data by which replicas are ordered for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ReplicaCandidate {
+    /// Index of the replica.
     replica: usize,
-    /// Pages of the prompt that it holds.
+    /// Whole pages of the prompt that it holds.
     n_held: usize,
-    /// Requests that it has not finished.
+    /// Its unfinished requests.
     load: usize,
 }
 
-/// The replicas in the order in which they are asked to take a request.
+/// Indices of the replicas in the order in which a request is offered to them.
 fn by_preference(mut candidates: Vec<ReplicaCandidate>, n_parallel: usize) -> Vec<usize> {
     let least = candidates.iter().map(|c| c.load).min().unwrap_or(0);
     candidates.sort_by_key(|c| {
@@ -111,8 +120,8 @@ fn by_preference(mut candidates: Vec<ReplicaCandidate>, n_parallel: usize) -> Ve
 }
 
 impl Replicas {
-    /// Starts a scheduler with `options` over each of `passes`, forward passes of `model` that are set up alike. An error
-    /// where there is none, and where a scheduler does not start.
+    /// Starts a scheduler over each of `passes`, equal forward passes of `model`. An error if there are none, or a
+    /// scheduler does not start. Only with several replicas are their KV caches observed.
     pub fn start(
         passes: Vec<Box<dyn ForwardPass>>,
         model: &Arc<Model>,
@@ -139,22 +148,23 @@ impl Replicas {
         Ok(Self { all: all.into(), n_parallel: options.n_parallel, page_len })
     }
 
-    /// How many there are.
+    /// Number of replicas.
     pub fn n_replicas(&self) -> usize {
         self.all.len()
     }
 
-    /// Texts that run at once, on all replicas together.
+    /// Slots of all replicas together.
     pub fn n_slots(&self) -> usize {
         self.all.len().saturating_mul(self.n_parallel)
     }
 
-    /// How many of them met a defect and have ended.
+    /// Number of replicas whose engine has panicked.
     pub fn n_failed(&self) -> usize {
         self.all.iter().filter(|replica| replica.scheduler.defect().is_some()).count()
     }
 
-    /// Refuses a request of `n_sequences` texts that never fit, however little there is to do.
+    /// An error if a request for `n_sequences` sequences exceeds the slots and queues of all replicas, so that it could
+    /// never be run.
     pub fn check_n_sequences(&self, n_sequences: usize) -> Result<(), SubmitError> {
         let (mut n_queue, mut n_parallel) = (0usize, 0usize);
         for replica in &*self.all {
@@ -169,7 +179,7 @@ impl Replicas {
         self.counted(Err(SubmitError::TooManySequences { n_sequences, max, n_parallel, n_queue }))
     }
 
-    /// Queues a request ([`Scheduler::submit`]). One whose first choice has no room for it goes to the next.
+    /// Submits a generation request ([`Scheduler::submit`]) to the best replica that accepts it.
     pub fn submit(&self, request: Request) -> Result<Events, SubmitError> {
         let hashes = if self.all.len() > 1 { page_hashes(&request.prompt, self.page_len) } else { Vec::new() };
         let prepared = self.counted(self.all[0].scheduler.prepare_generation(request))?;
@@ -179,7 +189,7 @@ impl Replicas {
         Ok(events)
     }
 
-    /// Queues a text of `client` for its embedding, or a reranker's scores ([`Scheduler::embed`]).
+    /// Submits a sequence of `client` for its embedding or a reranker's scores ([`Scheduler::embed`]).
     pub fn embed(&self, client: Client, ids: Vec<u32>) -> Result<VectorFuture, SubmitError> {
         let prepared =
             self.counted(self.all[0].scheduler.prepare_embedding(client, ids, RequestedOutput::Embedding))?;
@@ -189,7 +199,8 @@ impl Replicas {
         Ok(vector)
     }
 
-    /// Asks replicas to take a request until one does; the error of the first choice where none can.
+    /// Offers a request to the replicas in order of preference until one accepts it. If none does, the error is that of
+    /// the first.
     fn push_to_first(
         &self,
         hashes: &[u64],
@@ -211,19 +222,19 @@ impl Replicas {
         Err(refused.unwrap_or(SubmitError::EngineFailed))
     }
 
-    /// A refused request counts once, whoever was asked.
+    /// Counts a refused request once, however many replicas refused it.
     fn counted<T>(&self, outcome: Result<T, SubmitError>) -> Result<T, SubmitError> {
         self.all[0].scheduler.counted(outcome)
     }
 
-    /// Has the devices of all awake for requests to come ([`Scheduler::announce`]).
+    /// Announces a request to all replicas ([`Scheduler::announce`]).
     pub fn announce(&self) {
         for replica in &*self.all {
             replica.scheduler.announce();
         }
     }
 
-    /// What all have done so far, and what is going on: sums.
+    /// The sums of all replicas' metrics.
     pub fn metrics(&self) -> Metrics {
         let mut sum = Metrics::default();
         for replica in &*self.all {
@@ -232,7 +243,7 @@ impl Replicas {
         sum
     }
 
-    /// The slots of each replica in turn: first its texts that run, in the order in which they got their places.
+    /// The progress in each slot, replica by replica; `None`: the slot is free.
     pub fn slots(&self) -> Vec<Option<SequenceProgress>> {
         let of_replica = |replica: &Replica| {
             let mut sequences: Vec<_> = replica.scheduler.metrics().sequences.into_iter().map(Some).collect();
@@ -242,36 +253,36 @@ impl Replicas {
         self.all.iter().flat_map(of_replica).collect()
     }
 
-    /// A copy of the text of a slot ([`Scheduler::save_slot`]).
+    /// A snapshot of the sequence in a slot ([`Scheduler::save_slot`]).
     pub async fn save_slot(&self, slot: usize) -> Result<HostSnapshot, SlotError> {
         let (scheduler, slot) = self.slot(slot)?;
         scheduler.save_slot(slot).await
     }
 
-    /// Puts a text into the KV cache of the replica that a slot is of ([`Scheduler::restore_slot`]).
+    /// Restores a snapshot on the replica of a slot ([`Scheduler::restore_slot`]).
     pub async fn restore_slot(&self, slot: usize, client: Client, snapshot: HostSnapshot) -> Result<(), SlotError> {
         self.slot(slot)?.0.restore_slot(client, snapshot).await
     }
 
-    /// Has the KV cache forget the text of a slot ([`Scheduler::erase_slot`]).
+    /// Evicts the sequence in a slot ([`Scheduler::erase_slot`]).
     pub async fn erase_slot(&self, slot: usize) -> Result<usize, SlotError> {
         let (scheduler, slot) = self.slot(slot)?;
         scheduler.erase_slot(slot).await
     }
 
-    /// What the KV cache of each replica has room for.
+    /// The capacity of each replica's KV cache.
     pub fn cache_capacity(&self) -> CacheCapacity {
         self.all[0].scheduler.cache_capacity()
     }
 
-    /// The scheduler that a slot is of, and the slot's number there.
+    /// The scheduler of a slot, and the slot's number there.
     fn slot(&self, slot: usize) -> Result<(&Scheduler, usize), SlotError> {
         let replica = self.all.get(slot / self.n_parallel.max(1));
         let replica = replica.ok_or(SlotError::NoSuchSlot { slot, last: self.n_slots().saturating_sub(1) })?;
         Ok((&replica.scheduler, slot % self.n_parallel.max(1)))
     }
 
-    /// Takes no more requests, and returns when all are finished; those that are not after `grace` are cancelled.
+    /// Closes all queues and returns when all requests are finished; those that are not after `grace` are cancelled.
     pub async fn shut_down(&self, grace: Duration) {
         for replica in &*self.all {
             replica.scheduler.close(grace);
@@ -281,13 +292,13 @@ impl Replicas {
         }
     }
 
-    /// The defect of the first replica, where all have met one.
+    /// The message of the first replica's panic, if all engines have panicked.
     pub fn defect(&self) -> Option<Arc<str>> {
         let defects: Option<Vec<_>> = self.all.iter().map(|replica| replica.scheduler.defect()).collect();
         defects?.into_iter().next()
     }
 
-    /// Waits for all replicas to meet a defect; for ever, where one does not.
+    /// Waits until all engines have panicked; never returns while one runs.
     pub async fn wait_for_defect(&self) -> Arc<str> {
         let mut why = None;
         for replica in &*self.all {

@@ -83,7 +83,7 @@ pub(super) struct ScheduledSequence<'t> {
     /// Time at which the sequence ends as `Deadline`.
     pub deadline: Option<Instant>,
     events: mpsc::UnboundedSender<Event>,
-    /// Events that are sent only at the end, if the request buffers them ([`Request::whole`](super::Request::whole)).
+    /// Events that are sent only at the end, if the request buffers them ([`Request::buffer_events`](super::Request::buffer_events)).
     buffered: Option<Vec<Event>>,
     /// Time at which the request was submitted.
     submitted: Instant,
@@ -127,7 +127,7 @@ impl<'t> ScheduledSequence<'t> {
             n_vocab,
             deadline: request.deadline,
             events,
-            buffered: request.whole.then(Vec::new),
+            buffered: request.buffer_events.then(Vec::new),
             submitted,
             admitted: None,
             first_token: None,

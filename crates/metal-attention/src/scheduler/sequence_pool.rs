@@ -1,50 +1,54 @@
-//! The sequences of the forward pass: which of them run, and which keep a finished text for a prompt that begins like it.
+//! The use of each cache sequence: empty, busy, or idle with the tokens of an ended or preempted sequence.
 
 use std::cmp::Reverse;
 
 use super::Client;
 use crate::prefix_store::n_common;
 
-/// A prompt's beginning, found in the KV cache.
+/// A prefix of a prompt that a cache sequence holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CachedPrefix {
-    /// The sequence that holds it.
+    /// Index of the cache sequence.
     pub seq: usize,
-    /// Its tokens.
+    /// Tokens of the prefix.
     pub n_tokens: usize,
 }
 
-/// What a sequence is in use for.
+/// The use of one cache sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SequenceUse {
+    /// It holds no tokens.
     Empty,
-    /// Keeps the tokens of a finished text of this client, last used at this time.
+    /// It keeps tokens for later prompts: the client they are of, the tokens, and the time of the last use (in counted
+    /// uses).
     Idle(Client, Vec<u32>, u64),
+    /// A running sequence or an embedding uses it.
     Busy,
 }
 
-/// All sequences.
+/// The uses of all cache sequences.
 #[derive(Debug)]
 pub(super) struct SequencePool {
-    /// That of each sequence.
+    /// The use of each cache sequence, by index.
     of_seq: Vec<SequenceUse>,
-    /// Of each sequence: when its use began.
+    /// The value of `now` when the present use of each cache sequence began.
     since: Vec<u64>,
-    /// Counts uses.
+    /// Counts changes of use, in place of a clock.
     now: u64,
 }
 
 impl SequencePool {
+    /// A pool of `n_seq` empty cache sequences.
     pub fn new(n_seq: usize) -> Self {
         Self { of_seq: vec![SequenceUse::Empty; n_seq], since: vec![0; n_seq], now: 0 }
     }
 
-    /// A sequence that holds nothing.
+    /// The first empty cache sequence.
     pub fn empty(&self) -> Option<usize> {
         self.of_seq.iter().position(|slot| *slot == SequenceUse::Empty)
     }
 
-    /// The idle sequence that was used least recently, `except` left out.
+    /// The idle cache sequence that was used least recently, except `except`.
     pub fn oldest_idle(&self, except: Option<usize>) -> Option<usize> {
         let idle = self.of_seq.iter().enumerate().filter_map(|(seq, slot)| match slot {
             SequenceUse::Idle(_, _, last_used) if Some(seq) != except => Some((*last_used, seq)),
@@ -53,14 +57,14 @@ impl SequencePool {
         idle.min().map(|(_, seq)| seq)
     }
 
-    /// The idle sequences, that of the text that ended last first.
+    /// The idle cache sequences, the one that ended last first.
     pub fn idle_by_end(&self) -> Vec<usize> {
         let mut idle: Vec<_> = self.all_idle().map(|(seq, _)| seq).collect();
         idle.sort_unstable_by_key(|&seq| Reverse(self.since[seq]));
         idle
     }
 
-    /// The tokens of an idle sequence; `None` where it is none.
+    /// The tokens of a cache sequence; `None` if it is not idle.
     pub fn idle(&self, seq: usize) -> Option<&[u32]> {
         match &self.of_seq[seq] {
             SequenceUse::Idle(_, ids, _) => Some(ids),
@@ -68,7 +72,7 @@ impl SequencePool {
         }
     }
 
-    /// Whose text an idle sequence keeps; `None` where it is none.
+    /// The client whose tokens a cache sequence keeps; `None` if it is not idle.
     pub fn owner(&self, seq: usize) -> Option<Client> {
         match &self.of_seq[seq] {
             SequenceUse::Idle(client, ..) => Some(*client),
@@ -76,17 +80,17 @@ impl SequencePool {
         }
     }
 
-    /// The idle sequences and their tokens.
+    /// The idle cache sequences with their tokens.
     pub fn all_idle(&self) -> impl Iterator<Item = (usize, &[u32])> {
         (0..self.of_seq.len()).filter_map(|seq| Some((seq, self.idle(seq)?)))
     }
 
-    /// Notes that a sequence runs.
+    /// Marks a cache sequence as busy.
     pub fn occupy(&mut self, seq: usize) {
         self.set(seq, SequenceUse::Busy);
     }
 
-    /// Notes that a sequence was of use.
+    /// Marks an idle cache sequence as used just now.
     pub fn touch(&mut self, seq: usize) {
         self.now += 1;
         if let SequenceUse::Idle(_, _, last_used) = &mut self.of_seq[seq] {
@@ -94,13 +98,13 @@ impl SequencePool {
         }
     }
 
-    /// Notes that a sequence keeps `ids`, a text of `client`, and nobody uses it.
+    /// Makes a cache sequence idle with the tokens `ids` of `client`; empty if there are none.
     pub fn keep(&mut self, seq: usize, client: Client, ids: Vec<u32>) {
         let slot = if ids.is_empty() { SequenceUse::Empty } else { SequenceUse::Idle(client, ids, self.now + 1) };
         self.set(seq, slot);
     }
 
-    /// Notes that a sequence was emptied.
+    /// Marks a cache sequence as empty.
     pub fn clear(&mut self, seq: usize) {
         self.set(seq, SequenceUse::Empty);
     }
@@ -111,14 +115,14 @@ impl SequencePool {
         self.of_seq[seq] = slot;
     }
 
-    /// A number for what a sequence is in use for: while it stays the same, so does the text, however it grows.
+    /// A number that changes with each use. While it stays the same, the tokens can only grow or be cut back.
     pub fn use_number(&self, seq: usize) -> u64 {
         self.since[seq]
     }
 }
 
-/// The sequence of which most can be used for `ids`, given sequences and their tokens, and how much of a beginning of each
-/// is `reachable`; `None` where nothing can. Of equals it is the last.
+/// The longest usable prefix of `ids` among `known` cache sequences and their tokens. `reachable(seq, n)` returns how
+/// many of the first `n` tokens a cache sequence can be cut back to. `None` if nothing is usable; the last of equals.
 pub(super) fn longest_prefix<'a>(
     ids: &[u32],
     known: impl Iterator<Item = (usize, &'a [u32])>,
@@ -133,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finished_texts_are_found_by_their_beginning_and_forgotten_by_age() {
+    fn idle_sequences_are_found_by_prefix_and_evicted_by_age() {
         let mut slots = SequencePool::new(4);
         assert_eq!((slots.empty(), slots.oldest_idle(None)), (Some(0), None));
         slots.occupy(0);

@@ -127,7 +127,7 @@ impl Generation {
             constraint: None,
             logits_processor: None,
             deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
-            whole: !self.stream,
+            buffer_events: !self.stream,
         })
     }
 
