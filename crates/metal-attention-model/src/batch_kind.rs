@@ -1,8 +1,8 @@
-//! What kind of work a batch is: backends have a plan for each.
+//! Kinds of batches, for which backends have different plans.
 
 use crate::{BatchToken, Phase};
 
-/// The kinds of batches, from what is bound by reading the weights to what is bound by arithmetic.
+/// The kinds of batches, from those bound by reading weights to those bound by arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchKind {
     /// One token.
@@ -15,12 +15,12 @@ pub enum BatchKind {
     Many,
 }
 
-/// How many are a few on a device.
+/// The limits of small batches on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FewLimits {
     /// Sequences that are decoded side by side.
     pub sequences: usize,
-    /// Tokens of other batches.
+    /// Tokens of other small batches.
     pub tokens: usize,
 }
 
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequences_side_by_side_are_told_from_texts() {
+    fn decoding_of_several_sequences_is_distinguished_from_prefill() {
         let few = FewLimits { sequences: 2, tokens: 4 };
         let batch = |seqs: &[usize]| {
             let token = |(i, &seq)| BatchToken { id: 0, seq, pos: i, logits: true };

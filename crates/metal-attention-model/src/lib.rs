@@ -1,8 +1,9 @@
-//! What a language model is: its hyperparameters ([`ModelSpec`]), its weights by
-//! role ([`Weights`]), and what every backend does with them ([`ForwardPass`]).
+//! Models as data, and the interface of backends: hyperparameters ([`ModelSpec`]), weights by role ([`Weights`]), and
+//! the evaluation of batches ([`ForwardPass`]).
 //!
-//! A model is data: a new architecture is a new way to fill in a [`ModelSpec`].
-//! Nobody outside this crate looks at an architecture's name.
+//! A new architecture is a new way to fill in a [`ModelSpec`]; no other crate uses an architecture's name. The
+//! bookkeeping of KV pages and recurrent states ([`PageTable`]), snapshots ([`Snapshot`]) and lookahead ([`Lookahead`])
+//! is here as well, as it does not depend on the device.
 
 mod architectures;
 mod attention;

@@ -41,47 +41,49 @@ use TensorType::{
     Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
 };
 
-/// Which tensor of a file gets which type.
+/// A recipe: which tensor of a file gets which type.
 #[derive(Debug)]
 pub struct Recipe {
+    /// Name in upper case.
     name: &'static str,
     /// `general.file_type`, ggml's number for the recipe.
     file_type: u32,
-    /// The type of most matrices.
+    /// Type of most matrices.
     base: TensorType,
-    /// The type of the table of embeddings, where the output head has a table of its own.
+    /// Type of the embedding table, if the output head has its own table.
     embedding: TensorType,
-    /// The type of the output head, where rows are whole blocks of `base`.
+    /// Type of the output head, if its rows are whole blocks of `base`.
     head: TensorType,
+    /// What it shares with other recipes.
     family: Family,
-    /// The first that applies gives a matrix its type.
+    /// The first rule that applies gives a matrix its type.
     rules: &'static [TypeRule],
 }
 
-/// What recipes have in common besides their rules.
+/// Properties that recipes share besides their rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Family {
-    /// One type for all, but for the head.
+    /// One type for all matrices except the head.
     Plain,
-    /// Models of 8 experts have values and keys in `Q8_0`, the values of 70B models at least `Q5_K`.
+    /// Models with 8 experts have values and keys in `Q8_0`; 70B models have values in at least `Q5_K`.
     Standard,
-    /// Below 3 bits: layers are counted by tensors, even where they have experts.
+    /// Below 3 bits: layers are counted by matrices, even in models with experts.
     Low,
     /// Experts in `MXFP4`, all else in `Q8_0`.
     Mxfp4Experts,
 }
 
-/// A type for the matrices of a role, in the places where the condition holds.
+/// A type for the matrices of a role at positions for which the condition is true.
 type TypeRule = (MatrixRole, fn(&MatrixPosition) -> bool, TensorType);
 
-/// What a matrix is for.
+/// The role of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MatrixRole {
     Embedding,
     Head,
     Query,
     Key,
-    /// Values, also where they share a matrix with keys and queries.
+    /// Values, also in a matrix with keys or queries.
     Value,
     /// Attention's output.
     Output,
@@ -91,15 +93,19 @@ enum MatrixRole {
     Other,
 }
 
-/// Where a matrix is, and in what model.
+/// The position of a matrix in its model, and the model's properties that rules use.
 struct MatrixPosition {
-    /// The layer, counted from 0, and how many there are.
+    /// Index of the layer.
     layer: usize,
+    /// Number of layers.
     n_layer: usize,
     /// Whether four or more query heads share a key head.
     gqa_4: bool,
+    /// Experts of a layer.
     n_expert: usize,
+    /// Whether the importance of columns is known.
     importance: bool,
+    /// Whether the architecture is Falcon.
     falcon: bool,
 }
 
@@ -116,11 +122,12 @@ impl MatrixPosition {
         self.layer < self.n_layer / 16
     }
 
+    /// In the middle three quarters of the layers.
     fn middle(&self) -> bool {
         (self.n_layer / 8..7 * self.n_layer / 8).contains(&self.layer)
     }
 
-    /// The first and the last eighth, and every third between.
+    /// In the first or the last eighth, or every third layer between.
     fn more_bits(&self) -> bool {
         let (layer, n) = (self.layer, self.n_layer);
         layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2
@@ -136,19 +143,19 @@ fn always(_: &MatrixPosition) -> bool {
     true
 }
 
-/// `Q5_K` for the output of attention in models of 8 experts, in most recipes.
+/// `Q5_K` for the attention output in models with 8 experts, in most recipes.
 const MIXTRAL: TypeRule = (Output, MatrixPosition::mixtral, Q5_K);
 
 const GQA_4: fn(&MatrixPosition) -> bool = |p| p.gqa_4;
 
-/// Neither Falcon nor 8 experts: what rules for the output of attention are for.
+/// Neither Falcon nor a model with 8 experts: the condition of rules for the attention output.
 const DENSE: fn(&MatrixPosition) -> bool = |p| !p.falcon && p.n_expert != 8;
 
 const EARLY_BY_GUESS: fn(&MatrixPosition) -> bool = |p| p.first_eighth() && !p.importance;
 const EARLY_BY_IMPORTANCE: fn(&MatrixPosition) -> bool = |p| p.first_eighth() && p.importance;
 
 const IQ4: &[TypeRule] = &[(Values, GQA_4, Q5_K), (Down, EARLY_BY_GUESS, Q5_K), MIXTRAL];
-/// Values and early down projections of the smallest recipes, and what 8 experts get there.
+/// Values and early down projections of the smallest recipes, and their types in models with 8 experts.
 const Q2_VALUES: TypeRule = (Values, always, Q2_K);
 const IQ3_VALUES: TypeRule = (Values, always, IQ3_S);
 const LOW_VALUES: TypeRule = (Values, |p| p.gqa_4 || p.n_expert >= 4, Q4_K);
@@ -266,7 +273,7 @@ impl Recipe {
         RECIPES
     }
 
-    /// The recipe of that name, in whatever case.
+    /// The recipe of that name, in any case.
     ///
     /// ```
     /// use metal_attention_gguf::TensorType;
@@ -288,12 +295,12 @@ impl Recipe {
         self.base
     }
 
-    /// `general.file_type` of files made so.
+    /// `general.file_type` of files made by it.
     pub fn file_type(&self) -> u32 {
         self.file_type
     }
 
-    /// Whether the type of `tensor` needs the importance of its columns, without which the result would be of no use.
+    /// Whether the type `ty` of `tensor` needs the importance of its columns; without it, the result would be useless.
     pub fn needs_importance(&self, tensor: &str, ty: TensorType) -> bool {
         let table = matches!(role(tensor), MatrixRole::Embedding | MatrixRole::Head);
         !table
@@ -305,7 +312,8 @@ impl Recipe {
             }
     }
 
-    /// The types of a model's `tensors`, whose own type is the one they have so far. What is not quantised keeps it.
+    /// The types of a model's `tensors`, which are given with their present type. Tensors that are not quantised keep
+    /// it.
     pub fn types(&self, metadata: &Metadata, tensors: &[TensorDecl], choices: &TypeChoices) -> Vec<TensorType> {
         let model = ModelFacts::new(metadata, tensors);
         let mut seen = RoleCounts::default();
@@ -320,6 +328,7 @@ impl Recipe {
         types
     }
 
+    /// The type of a tensor that is quantised, before rows are considered.
     fn tensor(
         &self,
         tensor: &TensorDecl,
@@ -376,35 +385,35 @@ impl Recipe {
     }
 }
 
-/// What the user decides besides the recipe.
+/// Choices of the user besides the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TypeChoices {
-    /// Type of the table of embeddings.
+    /// Type of the embedding table.
     pub embedding: Option<TensorType>,
-    /// Type of the output head; of the table of embeddings, too, where the model has one table for both.
+    /// Type of the output head; of the embedding table if it is the head.
     pub head: Option<TensorType>,
-    /// The recipe's main type for everything.
+    /// Use the recipe's base type for everything.
     pub pure: bool,
     /// Whether the importance of columns is known.
     pub importance: bool,
 }
 
-/// What rules ask about a model.
+/// The properties of a model that rules depend on.
 struct ModelFacts<'a> {
     arch: &'a str,
     n_layer: usize,
-    /// Matrices of values.
+    /// Number of matrices with values.
     n_values: usize,
-    /// Query heads for each key head.
+    /// Query heads for each KV head.
     gqa: usize,
     n_expert: usize,
     is_70b: bool,
-    /// Whether the table of embeddings is the output head, too.
+    /// Whether the embedding table is the output head.
     tied: bool,
 }
 
 impl<'a> ModelFacts<'a> {
-    /// What the metadata does not say counts as 0: files that are no models have matrices, too.
+    /// Missing keys count as 0, since files that are not language models have matrices as well.
     fn new(metadata: &'a Metadata, tensors: &[TensorDecl]) -> Self {
         let arch = metadata.str("general.architecture").ok().flatten().unwrap_or("");
         let first = |key: &str| {
@@ -436,11 +445,12 @@ impl<'a> ModelFacts<'a> {
     }
 }
 
-/// How many matrices of each role came before.
+/// Counts the matrices of each role.
 #[derive(Default)]
 struct RoleCounts([usize; 4]);
 
 impl RoleCounts {
+    /// The number of earlier matrices of a role.
     fn next(&mut self, role: MatrixRole) -> usize {
         let count = match role {
             Values => &mut self.0[0],
@@ -459,6 +469,7 @@ fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
+/// The role of a tensor by its name.
 fn role(name: &str) -> MatrixRole {
     const ROLES: [(&str, MatrixRole); 9] = [
         ("attn_qkv.weight", Values),
@@ -480,8 +491,7 @@ fn role(name: &str) -> MatrixRole {
     ROLES.iter().find(|(part, _)| name.contains(part)).map_or(MatrixRole::Other, |&(_, role)| role)
 }
 
-/// Parts of the names of matrices that stay as they are: small ones, and those that work is done with other than
-/// products.
+/// Parts of the names of matrices that are not quantised: small ones, and those used otherwise than in products.
 const NOT_QUANTIZED: &[&str] = &[
     // Routers, and tables of experts by token.
     "ffn_gate_inp.weight",
@@ -512,7 +522,7 @@ const NOT_QUANTIZED: &[&str] = &[
     "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight",
     "time_mix_lerp_fused.weight",
-    // Positions, pictures and sound.
+    // Positions, images and audio.
     "attn_rel_b.weight",
     ".position_embd",
     "sam.pos_embd",
@@ -525,10 +535,10 @@ const NOT_QUANTIZED: &[&str] = &[
     "mm.a.code_embd",
 ];
 
-/// In that architecture these have at least 8 bits.
+/// Parts of the names of matrices with at least 8 bits in `glm5-next`.
 const AT_LEAST_8_BITS: [&str; 3] = ["attn_q_a", "attn_q_b", "nextn.eh_proj"];
 
-/// The same for one architecture.
+/// Further parts of names for `glm5-next`.
 const NOT_QUANTIZED_IN_GLM5_NEXT: &[&str] = &[
     "hc_",
     "indexer.attn_q_b",
@@ -546,7 +556,7 @@ const NOT_QUANTIZED_IN_GLM5_NEXT: &[&str] = &[
     "attn_v_b.weight",
 ];
 
-/// Whether a tensor's numbers may be quantised: weights with rows, but neither norms nor what [`NOT_QUANTIZED`] names.
+/// Whether a tensor is quantised: weights with rows, except norms and those of [`NOT_QUANTIZED`].
 fn is_quantized(tensor: &TensorDecl, arch: &str) -> bool {
     let name = tensor.name.as_str();
     let has_rows = tensor.shape.iter().skip(1).any(|&n| n > 1);
@@ -556,7 +566,7 @@ fn is_quantized(tensor: &TensorDecl, arch: &str) -> bool {
     has_rows && name.ends_with("weight") && other && !kept
 }
 
-/// `ty`, or the type that takes its place where rows are not whole blocks of it.
+/// `ty`, or its replacement if rows of `row_len` elements are not whole blocks of it.
 fn fitting(ty: TensorType, row_len: usize) -> TensorType {
     let fits = |ty: TensorType| row_len.is_multiple_of(ty.block_len());
     if fits(ty) {

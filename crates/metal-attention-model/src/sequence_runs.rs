@@ -1,11 +1,11 @@
-//! Batches of recurrent layers, made fit for kernels that go through all sequences at the same time.
+//! Runs of sequences in batches of recurrent layers.
 
 use std::collections::HashSet;
 
 use crate::BatchToken;
 
-/// Cuts a batch where a sequence comes back: kernels go through all runs, the tokens of a sequence that follow each other, at the
-/// same time.
+/// Divides a batch so that in each part every sequence has one run: tokens that follow each other. Kernels of recurrent
+/// layers process all runs of a part at the same time.
 pub fn one_run_per_sequence(batch: &[BatchToken]) -> Vec<&[BatchToken]> {
     let mut parts = Vec::new();
     let (mut start, mut seen) = (0, HashSet::new());

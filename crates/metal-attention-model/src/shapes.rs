@@ -1,11 +1,10 @@
-//! Sizes of well-known models, and the GGUF metadata of a model of any size:
-//! what a writer of files without trained weights needs.
+//! Sizes of well-known models, and the GGUF metadata of a model of any size, for files without trained weights.
 
 use metal_attention_gguf::Metadata;
 
 use crate::{ModelSpec, architectures};
 
-/// The sizes that make a model; [`metadata`](Self::metadata) turns them into GGUF keys.
+/// The sizes of a model; [`metadata`](Self::metadata) turns them into GGUF keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelShape {
     /// Name in lower case, e.g. `"smollm-135m"`.
@@ -18,7 +17,7 @@ pub struct ModelShape {
     pub n_embd: usize,
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads.
+    /// KV heads.
     pub n_head_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -30,20 +29,19 @@ pub struct ModelShape {
     pub n_ctx_train: usize,
     /// Base of the RoPE frequencies.
     pub rope_freq_base: f32,
-    /// Divisors of the RoPE frequencies, where the model has a `rope_freqs.weight` tensor.
+    /// Divisors of the RoPE frequencies, if the model has a tensor `rope_freqs.weight`.
     pub rope_factors: Option<RopeStretch>,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
     /// Whether the output head is the embedding table.
     pub tied: bool,
-    /// Which of the biases that they may have files do have: those whose tensors' names contain one of these.
+    /// Which of the optional biases the files have: those whose tensors' names contain one of these.
     pub biases: &'static [&'static str],
-    /// What an architecture's files have besides, `{architecture}.{key}`; in place of the sizes above where they have that
-    /// key.
+    /// Further keys of the architecture's files, `{architecture}.{key}`. They override the sizes above.
     pub keys: &'static [(&'static str, MetadataValue)],
 }
 
-/// A value of metadata.
+/// A metadata value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetadataValue {
     /// A whole number.
@@ -52,25 +50,24 @@ pub enum MetadataValue {
     F(f32),
     /// A flag.
     B(bool),
-    /// A text.
+    /// A string.
     S(&'static str),
     /// Whole numbers.
     L(&'static [u32]),
 }
 
-/// How Llama 3.1 and later stretch low RoPE frequencies: those that turn less
-/// than `low_freq_factor` times over the original context are divided by
-/// `factor`, those that turn more than `high_freq_factor` times are kept, those
-/// between are blended (Llama 3 model card and reference code).
+/// How Llama 3.1 and later stretch low RoPE frequencies: those with fewer than `low_freq_factor` rotations over the
+/// original context are divided by `factor`, those with more than `high_freq_factor` are kept, those between are
+/// blended (Llama 3 model card and reference code).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeStretch {
     /// Largest divisor.
     pub factor: f32,
-    /// Turns over `n_ctx_orig` below which a frequency is divided by `factor`.
+    /// Rotations over `n_ctx_orig` below which a frequency is divided by `factor`.
     pub low_freq_factor: f32,
-    /// Turns over `n_ctx_orig` above which a frequency is kept.
+    /// Rotations over `n_ctx_orig` above which a frequency is kept.
     pub high_freq_factor: f32,
-    /// Context length of the training before the extension.
+    /// Training context before the extension.
     pub n_ctx_orig: usize,
 }
 
@@ -91,13 +88,13 @@ impl RopeStretch {
 
 use MetadataValue::{B, F, L, S, U};
 
-/// Files without any.
+/// No biases.
 const NO_BIASES: &[&str] = &[];
-/// Files with that of a convolution.
+/// The convolution's bias.
 const CONVOLUTION: &[&str] = &["ssm_conv1d"];
-/// Files with that of the choice of experts.
+/// The bias for the choice of experts.
 const EXPERT_CHOICE: &[&str] = &["exp_probs_b"];
-/// Files with all.
+/// All biases.
 const ALL_BIASES: &[&str] = &[".bias"];
 
 const LLAMA: ModelShape = ModelShape {
@@ -168,7 +165,7 @@ const BERT: ModelShape = ModelShape {
     keys: &[("attention.causal", B(false)), ("pooling_type", U(2)), TOKEN_TYPES],
     ..LLAMA
 };
-/// Of Qwen 3.5, with 16, 32 or 48 value heads, and of Qwen3-Next.
+/// Keys of Qwen 3.5 with 16, 32 or 48 value heads, and of Qwen3-Next.
 const QWEN_3_5_KEYS: &[(&str, MetadataValue)] =
     &[DELTA[0], DELTA[1], DELTA[2], DELTA[3], ROTATED_64, ("ssm.time_step_rank", U(16)), ("ssm.inner_size", U(2048))];
 const QWEN_3_5_KEYS_32: &[(&str, MetadataValue)] =
@@ -325,8 +322,7 @@ const KIMI_LINEAR_KEYS: &[(&str, MetadataValue)] = &[
     ("expert_gating_func", U(2)),
 ];
 
-/// Every named shape, as in the models' published configurations; `custom` is a
-/// small starting point for sizes of one's own.
+/// Every named shape, as in the models' published configurations; `custom` is a small starting point for other sizes.
 #[rustfmt::skip]
 static NAMED: &[ModelShape] = &[
     LLAMA,
@@ -384,7 +380,7 @@ const ENCODER: &[(&str, MetadataValue)] = &[("attention.causal", B(false)), ("po
 const MISTRAL_4: &[(&str, MetadataValue)] = &[EXPERTS[0], EXPERTS[1], EXPERTS[2], SHARED, ("attention.head_count_kv", U(1)), ("attention.key_length", U(96)), ("attention.value_length", U(64)), ("attention.key_length_mla", U(96)), ("attention.value_length_mla", U(64)), ("attention.kv_lora_rank", U(64)), ("attention.q_lora_rank", U(96)), ("rope.dimension_count", U(32)), ("leading_dense_block_count", U(1)), ("expert_gating_func", U(1)), ("attention.temperature_scale", F(0.1)), ("attention.temperature_length", U(8)), ("expert_weights_norm", B(true))];
 const SECTIONS: (&str, MetadataValue) = ("rope.dimension_sections", L(&[12, 10, 10, 0]));
 
-/// Mamba's sizes, and Mamba-2's, whose width is that of 8 heads.
+/// Sizes of Mamba, and of Mamba-2 with 8 heads.
 const MAMBA: [(&str, MetadataValue); 4] =
     [("ssm.conv_kernel", U(4)), ("ssm.inner_size", U(512)), ("ssm.state_size", U(16)), ("ssm.time_step_rank", U(16))];
 const MAMBA_2: [(&str, MetadataValue); 5] =
@@ -399,7 +395,7 @@ const SHARED_WIDTH: (&str, MetadataValue) = ("expert_shared_feed_forward_length"
 const LFM_2_CUSTOM: &[(&str, MetadataValue)] =
     &[("attention.head_count_kv", L(&[0, 2, 0, 0])), ("shortconv.l_cache", U(3))];
 
-/// Two key heads, which twice as many value heads read.
+/// Two key heads, each read by two value heads.
 const DELTA_CUSTOM: [(&str, MetadataValue); 7] = [
     ("ssm.group_count", U(2)),
     ("ssm.state_size", U(32)),
@@ -424,7 +420,7 @@ const ONE_SHIFT: (&str, MetadataValue) = ("token_shift_count", U(1));
 
 type ExtraKeys = &'static [(&'static str, MetadataValue)];
 
-/// What the small shape `custom` has besides in each architecture whose files need more: keys, and biases.
+/// Additional keys and biases of the small shape `custom`, for architectures that need them.
 #[rustfmt::skip]
 static CUSTOM: &[(&str, ExtraKeys, &[&str])] = &[
     ("arwkv7", &[NO_HEADS[0], NO_HEADS[1], HEAD_SIZE, ONE_SHIFT, RWKV_7_RANKS[0], RWKV_7_RANKS[1], RWKV_7_RANKS[2], RWKV_7_RANKS[3]], NO_BIASES),
@@ -528,7 +524,7 @@ impl ModelShape {
         NAMED.iter().find(|shape| shape.name == name)
     }
 
-    /// The small shape in an architecture, that of `custom` with what its files need besides.
+    /// The small shape `custom` in an architecture; `None` if there is no such architecture.
     pub fn custom(architecture: &str) -> Option<Self> {
         let architecture = architectures::names().find(|name| *name == architecture)?;
         let own = CUSTOM.iter().find(|(name, ..)| *name == architecture);
@@ -541,9 +537,8 @@ impl ModelShape {
         architectures::names().collect()
     }
 
-    /// GGUF metadata from which [`ModelSpec::from_metadata`] reads this shape
-    /// back. It has no tokenizer; `{architecture}.vocab_size` gives the
-    /// vocabulary's size.
+    /// GGUF metadata from which [`ModelSpec::from_metadata`] reads this shape back. There is no tokenizer;
+    /// `{architecture}.vocab_size` is the size of the vocabulary.
     pub fn metadata(&self) -> Metadata {
         let mut m = Metadata::new();
         m.set("general.architecture", self.architecture);
@@ -561,15 +556,15 @@ impl ModelShape {
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.head_dim),
         ] {
-            // Sizes beyond 32 bits are clamped to one that reading back refuses.
+            // Larger sizes are clamped to a value that is refused when it is read back.
             m.set(key(name), u32::try_from(value).unwrap_or(u32::MAX));
         }
-        // Which of the two is read depends on the family's norms.
+        // The family's norms decide which of the two is read.
         m.set(key("attention.layer_norm_rms_epsilon"), self.norm_eps);
         m.set(key("attention.layer_norm_epsilon"), self.norm_eps);
         m.set(key("rope.freq_base"), self.rope_freq_base);
         for (name, value) in self.keys {
-            // The tokenizer's keys are those of all architectures.
+            // Keys of the tokenizer have no architecture prefix.
             let key = |name: &str| if name.starts_with("tokenizer.") { name.to_owned() } else { key(name) };
             match *value {
                 U(n) => m.set(key(name), n),
@@ -582,9 +577,8 @@ impl ModelShape {
         m
     }
 
-    /// The tensors of a file of this shape, whose description `spec` was read
-    /// from [`metadata`](Self::metadata): all required ones, `output.weight`
-    /// unless tied, `rope_freqs.weight` where the shape has factors, and biases where it has them.
+    /// The tensors of a file of this shape; `spec` was read from its [`metadata`](Self::metadata). All required ones,
+    /// `output.weight` unless tied, `rope_freqs.weight` if the shape has divisors, and the biases that it has.
     pub fn tensors(&self, spec: &ModelSpec) -> Vec<crate::TensorSpec> {
         let wanted = |tensor: &crate::TensorSpec| match tensor.name.as_str() {
             "output.weight" => !self.tied || spec.output.head.is_some_and(|head| head.tied == Some(false)),

@@ -1,4 +1,4 @@
-//! The tensors of a model by GGUF name and shape: where [`build`] gets weights from.
+//! Sources of weights: a GGUF file, or a list that records which tensors a model has.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -10,20 +10,20 @@ use crate::attention::LatentAttentionSpec;
 use crate::weights::{Linear, Weights, build};
 use crate::{ModelError, ModelSpec};
 
-/// A tensor that a model has.
+/// A tensor of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// GGUF name, e.g. `blk.0.attn_q.weight`.
     pub name: String,
-    /// GGUF order: row length first, then the number of rows; of experts' matrices their number last.
+    /// Shape in GGUF order: row length first, then the number of rows; for experts, their number last.
     pub shape: Vec<usize>,
-    /// Whether a file without it is broken; others may be left out.
+    /// Whether a file must have it.
     pub required: bool,
 }
 
 impl TensorSpec {
-    /// Whether it is a matrix that may be quantised; vectors, the biases of experts, what convolutions multiply each
-    /// channel by, and what RWKV has of each channel are F32.
+    /// Whether it is a matrix that may be quantised. Vectors, biases of experts, the taps of convolutions, and RWKV's
+    /// vectors of channels stay F32.
     pub fn is_matrix(&self) -> bool {
         let small = ["ssm_a", "ssm_d", "ssm_norm", "time_mix_lerp_fused", "time_mix_first"];
         let is_small = small.iter().any(|name| self.role() == *name || self.name.contains(&format!("{name}.")));
@@ -31,17 +31,17 @@ impl TensorSpec {
         self.shape.len() > 1 && !self.is_bias() && !is_small && !is_convolution
     }
 
-    /// Whether its numbers are below 0: by these, times a positive one, a recurrent state decays exponentially.
+    /// Whether its values must be negative: decay rates of a recurrent state.
     pub fn is_decay(&self) -> bool {
         self.role() == "ssm_a"
     }
 
-    /// The last part of the name.
+    /// The last part of its name.
     fn role(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or_default()
     }
 
-    /// Whether it is added to what a matrix gives.
+    /// Whether it is a bias.
     pub fn is_bias(&self) -> bool {
         self.role() == "bias"
     }
@@ -57,35 +57,36 @@ impl ModelSpec {
 }
 
 impl Weights {
-    /// Finds every tensor of `spec` in `file` and checks its shape. Matrices stay where they are in the file; vectors are
-    /// copied to F32.
+    /// Loads every tensor of `spec` from `file` and checks its shape. Matrices stay in the file; vectors are copied to
+    /// F32.
     pub fn load(file: &GgufFile, spec: &ModelSpec) -> Result<Self, ModelError> {
         build(spec, &mut FileSource(file))
     }
 }
 
-/// `[n_in, n_out]`.
+/// Shape of a matrix in GGUF order: `[n_in, n_out]`.
 pub(crate) type MatrixShape = [usize; 2];
 
 /// Whether a tensor must be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// It must.
+    /// It must be there.
     Required,
-    /// It may.
+    /// It may be there.
     Optional,
-    /// It is not looked for.
+    /// It is not read.
     None,
 }
 
-/// Where weights come from. Names are without `.weight` and `.bias`, where both belong to a matrix.
+/// A source of weights. Names of matrices are given without `.weight` and `.bias`. An error means that a required
+/// tensor is missing or that a tensor has a wrong shape.
 pub(crate) trait WeightSource {
     /// A matrix with its bias.
     type Linear: Clone;
-    /// Why a weight is not to be had.
+    /// Why a weight is not available.
     type Error;
 
-    /// A matrix with its bias, where it is there.
+    /// A matrix with its bias; `None` if the matrix is not there or not read.
     fn linear(
         &mut self,
         name: &str,
@@ -94,13 +95,14 @@ pub(crate) trait WeightSource {
         bias: Presence,
     ) -> Result<Option<Self::Linear>, Self::Error>;
 
-    /// A matrix that must be there.
+    /// A matrix that must be there, with its bias.
     fn required(&mut self, name: &str, shape: MatrixShape, bias: Presence) -> Result<Self::Linear, Self::Error>;
 
-    /// Whether there is a matrix of that name beside those that the family's files commonly have.
+    /// Whether an unusual matrix of that name is there, beside those that the family's files usually have.
     fn has(&self, name: &str) -> bool;
 
-    /// Parts of a matrix that must be there: of each how many rows it has, and which row of the whole its `i`-th is.
+    /// Parts of a required matrix, with their rows in another order. For each part: its number of rows, and a function
+    /// from a row of the part to a row of the matrix.
     fn reordered<const N: usize>(
         &mut self,
         name: &str,
@@ -108,38 +110,39 @@ pub(crate) trait WeightSource {
         parts: [(usize, &dyn Fn(usize) -> usize); N],
     ) -> Result<[Self::Linear; N], Self::Error>;
 
-    /// A matrix with any number of rows, where it is there.
+    /// A matrix with any number of rows; `None` if it is not there.
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Self::Linear>, Self::Error>;
 
     /// A vector.
     fn vector(&mut self, name: &str, n: usize, need: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
-    /// The weight of a norm: a vector, or as many rows as there are heads of it.
+    /// The weight of a norm of `n` elements: a vector, or, with `n_head`, a row for each head.
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Self::Error>;
 
-    /// `n` numbers of each of so many channels, `[width, n]`.
+    /// The `n` values of each of `width` channels, `[width, n]`.
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
-    /// The numbers of a tensor of any shape.
+    /// The values of a tensor of any shape.
     fn values(&mut self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
-    /// [`channels`](Self::channels) where the tensor has a dimension of 1 between the two, as some converters leave it.
+    /// [`channels`](Self::channels) of a tensor that may have a dimension of 1 between the two, as some converters
+    /// write it.
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
-    /// `n` ones, the weight of a norm without.
+    /// `n` ones: the weight of a norm that has none.
     fn ones(&mut self, n: usize) -> Vec<f32>;
 
     /// The first row of a matrix.
     fn first_row(&mut self, name: &str, shape: MatrixShape) -> Result<Vec<f32>, Self::Error>;
 
-    /// Divisors of frequencies, above 0, where they are there.
+    /// Divisors of frequencies, all above 0; `None` if they are not there.
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Self::Error>;
 
-    /// Matrices of one tensor, `[n_in, n_out, n]`, with rows of biases where asked for.
+    /// The matrices in one tensor, `[n_in, n_out, n]`, with a row of biases each.
     fn matrices(&mut self, name: &str, shape: [usize; 3], bias: Presence) -> Result<Vec<Self::Linear>, Self::Error>;
 
-    /// Matrices that share their input, of so many rows each: one below the other in the tensor `fused`, or each by its
-    /// name. `by_default`: which of the two the family's files have.
+    /// Matrices that share their input: for each its name and number of rows. They are stacked in the tensor `fused`,
+    /// or each has its own tensor. `by_default`: whether the family's files usually have the fused one.
     fn parts<const N: usize>(
         &mut self,
         prefix: &str,
@@ -150,7 +153,7 @@ pub(crate) trait WeightSource {
         by_default: bool,
     ) -> Result<[Self::Linear; N], Self::Error>;
 
-    /// Gates and ups of experts, `[n_in, n_ff, n]` each, likewise in one tensor or in two.
+    /// Gates and ups of experts, `[n_in, n_ff, n]` each, in one tensor or in two as in [`parts`](Self::parts).
     #[expect(clippy::type_complexity)]
     fn expert_pairs(
         &mut self,
@@ -160,7 +163,7 @@ pub(crate) trait WeightSource {
         by_default: bool,
     ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
 
-    /// Latent attention's expansions of each head, to keys and to values.
+    /// Latent attention's expansions for each head, to keys and to values.
     #[expect(clippy::type_complexity)]
     fn expansions(
         &mut self,
@@ -169,10 +172,11 @@ pub(crate) trait WeightSource {
     ) -> Result<(Vec<Self::Linear>, Vec<Self::Linear>), Self::Error>;
 }
 
-/// Notes what it is asked for.
+/// A source that records the requested tensors.
 struct TensorList(Vec<TensorSpec>);
 
 impl TensorList {
+    /// Records a tensor, unless it is not read.
     fn push(&mut self, name: String, shape: &[usize], need: Presence) {
         let required = match need {
             Presence::Required => true,
@@ -260,7 +264,7 @@ impl WeightSource for TensorList {
 
     fn divisors(&mut self, name: &'static str, n: usize) -> Result<Option<Vec<f32>>, Infallible> {
         let name = format!("{name}.weight");
-        // Layers share them.
+        // Recorded once: layers share them.
         if !self.0.iter().rev().take(2).any(|tensor| tensor.name == name) {
             self.push(name, &[n], Presence::Optional);
         }
@@ -323,11 +327,11 @@ impl WeightSource for TensorList {
     }
 }
 
-/// A file's tensors.
+/// A GGUF file as a source.
 struct FileSource<'f>(&'f GgufFile);
 
 impl FileSource<'_> {
-    /// The tensor of that name, of the shape it must have, but for trailing dimensions of 1.
+    /// The tensor of that name. An error if its shape is wrong, apart from trailing dimensions of 1.
     fn find(&self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Tensor>, ModelError> {
         let trimmed = |shape: &[usize]| {
             let len = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
@@ -347,19 +351,21 @@ impl FileSource<'_> {
         }
     }
 
+    /// A matrix without a separate scale.
     fn matrix(&self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Tensor>, ModelError> {
         check_scale(self.0, name)?;
         self.find(&format!("{name}.weight"), shape, need)
     }
 
+    /// A matrix that must be there.
     fn must(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        // Where one table is both, CodeShell's files name it after the head.
+        // CodeShell's files name a table that is both embedding and head after the head.
         let name = if name == "token_embd" && !self.has(name) && self.has("output") { "output" } else { name };
         let missing = || ModelError::MissingTensor { name: format!("{name}.weight"), shape: shape.to_vec() };
         self.matrix(name, shape, Presence::Required)?.ok_or_else(missing)
     }
 
-    /// The biases of several matrices one behind the other, where each has one.
+    /// The biases of several matrices, concatenated; `None` unless all have one.
     fn biases<const N: usize>(
         &mut self,
         prefix: &str,
@@ -370,7 +376,7 @@ impl FileSource<'_> {
         Ok(own.map(|own| own.concat()))
     }
 
-    /// Rows of a matrix, and of its bias.
+    /// A range of rows of a matrix and of its bias.
     fn rows(tensor: &Tensor, bias: Option<&[f32]>, rows: Range<usize>) -> Linear {
         Linear { weight: tensor.rows(rows.clone()), bias: bias.map(|bias| bias[rows].to_vec()) }
     }
@@ -488,7 +494,7 @@ impl WeightSource for FileSource<'_> {
         let (first, last) = (parts[0].0, parts[N - 1].0);
         let n_out = parts.iter().map(|(_, n)| n).sum();
         let in_one = if fused == last {
-            // One name for both: only the number of rows tells.
+            // The fused matrix and the last part have the same name: the number of rows decides.
             let rows = self.0.tensor(&format!("{all}.weight")).map(Tensor::n_rows);
             !self.has(&format!("{prefix}{first}")) && (by_default || rows == Some(n_out))
         } else {
@@ -502,7 +508,7 @@ impl WeightSource for FileSource<'_> {
             let found: Result<[Linear; N], _> = found.try_into();
             return Ok(found.expect("one for each part"));
         }
-        // Old files have the biases apart all the same.
+        // Old files have separate biases beside a fused matrix.
         let apart = if fused == last { None } else { self.biases(prefix, parts)? };
         let need = if apart.is_some() { Presence::Optional } else { bias };
         let Linear { weight, bias } = self.required(&all, [n_in, n_out], need)?;
@@ -543,7 +549,7 @@ impl WeightSource for FileSource<'_> {
                 self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Presence::None)?;
             return Ok((k_b, v_b));
         }
-        // Older files: of each head the keys' rows, then the values', over the compressed row.
+        // Older files have one matrix: for each head the rows to keys, then those to values, over the compressed row.
         let of_head = a.n_nope + a.value_dim;
         let tensor = self.must(&both, &[a.kv_rank, a.n_head * of_head])?;
         let keys = |head: usize| {
@@ -555,7 +561,7 @@ impl WeightSource for FileSource<'_> {
     }
 }
 
-/// The transposed matrix, in F16 where that holds as much.
+/// The transposed matrix, in F32 for F32 and BF16, otherwise in F16.
 fn transposed(tensor: &Tensor) -> Tensor {
     let (n_rows, n) = (tensor.n_rows(), tensor.row_len());
     let values = tensor.to_f32();
@@ -567,9 +573,9 @@ fn transposed(tensor: &Tensor) -> Tensor {
     Tensor::in_memory(tensor.name(), [n_rows, n], ty, &bytes)
 }
 
-/// Refuses a factor of the whole matrix `name`, as files in `NVFP4` have them beside their matrices, where it is not 1.
+/// An error if the matrix `name` has a separate scale that is not 1, as files in `NVFP4` may have.
 fn check_scale(file: &GgufFile, name: &str) -> Result<(), ModelError> {
-    // Two that are read for what they are.
+    // The loader reads these two scales.
     if name.ends_with("ffn_down_exps") || name.ends_with("ffn_gate_inp") {
         return Ok(());
     }

@@ -352,7 +352,7 @@ type SessionHeader = ([u8; 32], Vec<u8>, Vec<u32>, Option<Snapshot>);
 
 /// Parses a header.
 fn parse(header: &mut &[u8]) -> Result<SessionHeader, SessionError> {
-    let fingerprint = read_array(head).or_else(|_| damaged("its head is too short"))?;
+    let fingerprint = read_array(header).or_else(|_| damaged("its head is too short"))?;
     let note = take(header, 1, MAX_NOTE)?.to_vec();
     let ids = take(header, size_of::<u32>(), MAX_TOKENS)?;
     let ids: Vec<u32> = ids.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect();
@@ -367,7 +367,7 @@ fn parse(header: &mut &[u8]) -> Result<SessionHeader, SessionError> {
         }
         snapshot = Some(of_ids);
     }
-    if head.is_empty() { Ok((fingerprint, note, ids, snapshot)) } else { damaged("its head is too long") }
+    if header.is_empty() { Ok((fingerprint, note, ids, snapshot)) } else { damaged("its head is too long") }
 }
 
 /// Splits off an array: a count (u64) and as many elements of `size` bytes, at most `max`.

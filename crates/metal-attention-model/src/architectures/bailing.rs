@@ -1,4 +1,4 @@
-//! Ling and Ring: experts beside shared ones.
+//! Ling and Ring: experts with a shared expert.
 
 use super::decoder::{decoder, shared_expert};
 use super::deepseek::shared_experts;
@@ -15,7 +15,7 @@ pub(super) fn bailingmoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
     Ok(m)
 }
 
-/// Ling 2, Ring 2: norms of queries and keys, part of a head rotated, experts in groups after some dense layers.
+/// Ling 2, Ring 2: norms of queries and keys, partly rotated heads, grouped experts after some dense layers.
 pub(super) fn bailingmoe2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.norm_heads(k.norm(NormKind::Rms)?.eps);

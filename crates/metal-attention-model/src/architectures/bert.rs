@@ -1,4 +1,4 @@
-//! BERT and its successors: encoders with norms of the sums.
+//! BERT and its successors: encoders with `PostNorm`.
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts};
 use crate::attention::{Mask, NormOver, Positions, QkNorm};
@@ -7,7 +7,7 @@ use crate::metadata_reader::MetadataReader;
 use crate::spec::{NormKind, Residual};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
-/// What these share: no causal mask, a norm of the embedding, norms of the sums, no logits.
+/// The common part: no causal mask, a norm of the embedding, norms after the residual additions, no logits.
 fn encoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Layer)?;
@@ -37,7 +37,7 @@ pub(super) fn bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Jina's embeddings 2: scores fall with the distance.
+/// Jina's embeddings 2: ALiBi.
 pub(super) fn jina_v2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     let eps = k.norm(NormKind::Layer)?.eps;
@@ -56,21 +56,21 @@ pub(super) fn jina_v2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Jina's embeddings 3: rotations, no gate.
+/// Jina's embeddings 3: RoPE, no gate.
 pub(super) fn jina_v3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.no_gate(Activation::Gelu);
     Ok(m)
 }
 
-/// Nomic's embeddings 1: rotations, a gate with SiLU.
+/// Nomic's embeddings 1: RoPE, a gate with SiLU.
 pub(super) fn nomic(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
     Ok(m)
 }
 
-/// Nomic's embeddings 2: experts without a gate in every so-many-th layer.
+/// Nomic's embeddings 2: experts without a gate in every `moe_every_n_layers`-th layer.
 pub(super) fn nomic_moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = encoder(k)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);

@@ -1,4 +1,4 @@
-//! DBRX: experts, Layer norms without biases; queries, keys and values cut off.
+//! DBRX: experts, layer norms without biases, clamped queries, keys and values.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::feed_forward::RouterScore;

@@ -1,4 +1,4 @@
-//! `EuroBERT` and `NeoBERT`: Llama's layers without a causal mask.
+//! `EuroBERT` and `NeoBERT`: Llama layers without a causal mask.
 
 use super::decoder::{classifier, decoder};
 use crate::attention::Mask;
@@ -21,6 +21,7 @@ pub(super) fn neo_bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
     Ok(m)
 }
 
+/// The common part.
 fn encoder(k: &MetadataReader<'_>, layout: RopeLayout) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, layout)?;
     m.attention_mut().for_each(|(_, a)| a.mask = Mask::Full);

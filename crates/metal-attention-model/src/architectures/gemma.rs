@@ -1,4 +1,4 @@
-//! Gemma, 1 to 4, and EmbeddingGemma. (The files' norm weights have the 1 in them that the papers add.)
+//! Gemma 1 to 4, and EmbeddingGemma. (The norm weights in files include the 1 that the papers add.)
 
 use super::decoder::{ExpertDefaults, WindowRope, check_heads, decoder, experts};
 use crate::attention::{KvSource, Mask, Positions};
@@ -7,10 +7,10 @@ use crate::metadata_reader::MetadataReader;
 use crate::spec::{DenseOutput, NormKind, OutputScale, PerLayerEmbedding, Streams};
 use crate::{ModelError, ModelSpec, RopeFactors, RopeLayout};
 
-/// Base of the rotation in layers with a window, from Gemma 3 on.
+/// Base of the RoPE frequencies in layers with a sliding window, from Gemma 3 on.
 const WINDOW_BASE: f32 = 10_000.0;
 
-/// Gemma: embeddings of length `sqrt(n_embd)`, GELU.
+/// Gemma: embeddings multiplied by `sqrt(n_embd)`, GELU.
 pub(super) fn gemma(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.embedding.scale = (m.n_embd as f32).sqrt();
@@ -18,7 +18,7 @@ pub(super) fn gemma(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Gemma 2: norms of the results too, caps of scores and logits, a window in every second layer.
+/// Gemma 2: also norms of results, caps of scores and logits, a sliding window in every second layer.
 pub(super) fn gemma2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     m.add_post_norms(k.norm(NormKind::Rms)?);
@@ -26,7 +26,7 @@ pub(super) fn gemma2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     m.attention_mut().for_each(|(_, a)| a.soft_cap = cap);
     let logit_cap = k.opt_positive_f32("final_logit_softcapping")?.or(Some(30.0));
     m.output.head = m.output.head.map(|head| crate::OutputHead { soft_cap: logit_cap, ..head });
-    // 27B: over the width of the residual stream, not of a head.
+    // 27B scales scores by the width of the residual stream, not of a head.
     scale_of_27b(&mut m, 46);
     let window = k.window()?.unwrap_or(4096);
     let windowed = k.windowed_layers(m.n_layer(), 2, false)?;
@@ -34,8 +34,8 @@ pub(super) fn gemma2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Gemma 3: as Gemma 2 without caps, with norms of queries and keys, full attention in every sixth layer, and a rotation of
-/// their own in the others.
+/// Gemma 3: Gemma 2 without caps, with norms of queries and keys, full attention in every sixth layer, and another RoPE
+/// base in the others.
 pub(super) fn gemma3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = of_gemma3(k)?;
     if let Some(window) = k.window()? {
@@ -45,7 +45,7 @@ pub(super) fn gemma3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// `EmbeddingGemma`: windows to both sides, and two matrices after pooling.
+/// `EmbeddingGemma`: symmetric windows, and two matrices after pooling.
 pub(super) fn embedding(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = of_gemma3(k)?;
     m.attention_mut().for_each(|(_, a)| a.mask = Mask::Full);
@@ -63,6 +63,7 @@ pub(super) fn embedding(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError>
     Ok(m)
 }
 
+/// The common part of Gemma 3 and `EmbeddingGemma`.
 fn of_gemma3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
@@ -74,12 +75,13 @@ fn of_gemma3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
+/// The RoPE of layers with a sliding window.
 fn window_rope(k: &MetadataReader<'_>) -> Result<Option<WindowRope>, ModelError> {
     let freq_base = k.freq_base("rope.freq_base_swa")?.unwrap_or(WINDOW_BASE);
     Ok(Some(WindowRope { freq_base }))
 }
 
-/// The largest of Gemma 2 and 3, with so many layers, scale scores by the width of the residual stream.
+/// The largest models of Gemma 2 and 3, recognised by `n_layer`, scale scores by the width of the residual stream.
 fn scale_of_27b(m: &mut ModelSpec, n_layer: usize) {
     if m.n_layer() == n_layer {
         let n_embd = m.n_embd;
@@ -87,7 +89,7 @@ fn scale_of_27b(m: &mut ModelSpec, n_layer: usize) {
     }
 }
 
-/// Layers from the first of `n_shared` on read the cache of the last layer of their kind before these.
+/// The last `n_shared` layers read the KV cache of the last layer before them with the same kind of mask.
 fn share_kv(k: &MetadataReader<'_>, m: &mut ModelSpec, windowed: &[bool], n_shared: usize) -> Result<(), ModelError> {
     let n_layer = m.n_layer();
     let n_own = n_layer.saturating_sub(n_shared);
@@ -98,10 +100,11 @@ fn share_kv(k: &MetadataReader<'_>, m: &mut ModelSpec, windowed: &[bool], n_shar
     Ok(())
 }
 
-/// Gemma 3n: four residual streams (AltUp) with LAuReL, an embedding for each layer, layers that share keys and values, and
-/// sparse activations in the first layers.
+/// Gemma 3n: four residual streams (AltUp) with LAuReL, an embedding for each layer, shared keys and values, sparse
+/// activations in the first layers.
 pub(super) fn gemma3n(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
-    /// Layers with sparse activations, and standard deviations above which 5 % lie.
+    /// Number of layers with sparse activations, and the standard deviations above which 5 % of a normal distribution
+    /// lie.
     const SPARSE: (usize, f32) = (10, 1.644_853_6);
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
@@ -139,8 +142,8 @@ pub(super) fn gemma3n(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Gemma 4: heads of another size in layers with a window, values that are normalised, layers that share keys and values,
-/// an embedding for each layer, experts beside the dense feed-forward.
+/// Gemma 4: another head size in layers with a sliding window, norms of values, shared keys and values, an embedding
+/// for each layer, experts beside the dense feed-forward.
 pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gemma(k)?;
     let norm = k.norm(NormKind::Rms)?;
@@ -194,7 +197,7 @@ pub(super) fn gemma4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
         });
         layer.feed_forward = FeedForward::Experts(Box::new(experts));
     }
-    // Divisors of frequencies are those of the full layers.
+    // Divisors of frequencies apply to the full layers.
     for (i, a) in m.attention_mut() {
         if let (true, Positions::Rope(rope)) = (windowed[i], &mut a.positions) {
             rope.factors = RopeFactors::None;

@@ -1,4 +1,5 @@
-//! `GPT-2`, `GPT-NeoX`, Falcon, StarCoder, BLOOM, MPT, Jais, Nemotron: Layer norms, most with a feed-forward without a gate.
+//! `GPT-2`, `GPT-NeoX`, Falcon, StarCoder, BLOOM, MPT, Jais, Nemotron: layer norms, most without a gate in the
+//! feed-forward.
 
 use super::decoder::decoder;
 use crate::attention::{NormOver, Positions, QkNorm};
@@ -7,7 +8,7 @@ use crate::metadata_reader::MetadataReader;
 use crate::spec::{NormKind, Residual};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// What these share.
+/// The common part.
 fn gpt(k: &MetadataReader<'_>, fused_qkv: bool) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.no_gate(Activation::Gelu);
@@ -23,7 +24,7 @@ pub(super) fn gpt2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// `GPT-NeoX`, Pythia: attention and feed-forward side by side, each with its norm, unless the file says otherwise.
+/// `GPT-NeoX`, Pythia: attention and feed-forward in parallel, each with its norm, unless the file says otherwise.
 pub(super) fn gptneox(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.set_own_head();
@@ -33,7 +34,7 @@ pub(super) fn gptneox(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Falcon: side by side from one norm; 40B has two.
+/// Falcon: attention and feed-forward in parallel from one norm; 40B has two norms.
 pub(super) fn falcon(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     let norm = k.norm(NormKind::Layer)?;
@@ -52,7 +53,7 @@ pub(super) fn starcoder2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
     gpt(k, false)
 }
 
-/// `CodeShell`: with a head of its own.
+/// `CodeShell`: with its own output head.
 pub(super) fn codeshell(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.set_own_head();
@@ -67,7 +68,7 @@ pub(super) fn bloom(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// MPT: `ALiBi` or learned positions; 7B has no biases, 30B and others cut queries, keys and values off.
+/// MPT: `ALiBi` or learned positions. 7B has no biases; 30B and others clamp queries, keys and values.
 pub(super) fn mpt(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = gpt(k, true)?;
     m.set_norm_biases(k.has_tensor("blk.0.attn_norm.bias", false));
@@ -87,7 +88,7 @@ pub(super) fn mpt(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Jais: `ALiBi`, a gate with SiLU, scores over the length of a head without the root.
+/// Jais: `ALiBi`, a gate with SiLU, scores divided by the head size instead of its root.
 pub(super) fn jais(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.set_positions(alibi(k)?);
@@ -96,6 +97,7 @@ pub(super) fn jais(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
+/// `ALiBi` with the file's bias; no positions if it has none.
 fn alibi(k: &MetadataReader<'_>) -> Result<Positions, ModelError> {
     let max_bias = k.opt_positive_f32("attention.max_alibi_bias")?;
     Ok(max_bias.map_or(Positions::None, |max_bias| Positions::Alibi { max_bias }))

@@ -1,4 +1,4 @@
-//! gpt-oss: sinks, windows in every second layer, experts with biases and a clamped activation.
+//! gpt-oss: attention sinks, a sliding window in every second layer, experts with biases and a clamped activation.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::attention::Mask;

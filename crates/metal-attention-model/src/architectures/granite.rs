@@ -1,5 +1,5 @@
-//! Granite 3 and 4, and MiniCPM: Llama, in Granite 4 H with Mamba-2 in most layers, and factors on embeddings, sums, scores
-//! and logits.
+//! Granite 3 and 4, and MiniCPM: Llama with factors on embeddings, residual additions, scores and logits; Granite 4 H
+//! with Mamba-2 in most layers.
 
 use super::decoder::{ExpertDefaults, attention, experts, shared_expert, stack};
 use super::deepseek::first_latent;
@@ -12,7 +12,7 @@ use crate::recurrent::Mamba2Spec;
 use crate::spec::{Mixer, NormKind, Residual};
 use crate::{ModelError, ModelSpec, OutputHead, Rope, RopeFactors, RopeLayout};
 
-/// Granite, dense and with experts.
+/// Granite, dense or with experts.
 pub(super) fn granite(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = llama::neighbours(k)?;
     let divisor = k.positive_f32("logit_scale", 0.0).map_err(|_| k.missing("logit_scale"))?;
@@ -20,7 +20,7 @@ pub(super) fn granite(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Granite 4 H: layers without heads of keys and values are Mamba-2, dense or with experts.
+/// Granite 4 H: layers without KV heads are Mamba-2; dense or with experts.
 pub(super) fn granite_hybrid(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let norm = k.norm(NormKind::Rms)?;
     let mamba = Mamba2Spec { norm: Some(norm.eps), ..mamba2_spec(k)? };
@@ -40,7 +40,7 @@ pub(super) fn granite_hybrid(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelE
     };
     let layers = heads(k)?.into_iter().map(layer).collect::<Result<_, ModelError>>()?;
     let mut m = stack(k, norm, layers)?;
-    // A flag that says so in these files alone.
+    // In these files this flag means that positions are not used.
     if k.opt_bool("rope.scaling.finetuned")? == Some(false) {
         m.set_positions(Positions::None);
     }
@@ -48,7 +48,7 @@ pub(super) fn granite_hybrid(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelE
     Ok(m)
 }
 
-/// Granite's factors, and the expert that all tokens go to.
+/// Granite's factors, and its shared expert.
 fn granite_parts(k: &MetadataReader<'_>, m: &mut ModelSpec, divisor: f32) -> Result<(), ModelError> {
     scale(m, k.positive_f32("embedding_scale", 1.0)?, k.positive_f32("residual_scale", 1.0)?, 1.0 / divisor);
     if let Some(scale) = k.opt_f32("attention.scale")?.filter(|&scale| scale != 0.0) {
@@ -64,7 +64,7 @@ fn granite_parts(k: &MetadataReader<'_>, m: &mut ModelSpec, divisor: f32) -> Res
     Ok(())
 }
 
-/// MiniCPM: the same with factors that its older files leave out.
+/// MiniCPM: Granite's structure; older files lack the factors.
 pub(super) fn minicpm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = llama::neighbours(k)?;
     let residual = k.positive_f32("residual_scale", 1.4 / (m.n_layer() as f32).sqrt())?;
@@ -73,7 +73,7 @@ pub(super) fn minicpm(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// MiniCPM 3: latent attention, frequencies divided as Phi 3 divides them.
+/// MiniCPM 3: latent attention, with divisors of frequencies as in Phi 3.
 pub(super) fn minicpm3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = first_latent(k, RopeLayout::Halves)?;
     let n_ctx_orig = k.opt_positive("rope.scaling.original_context_length")?.unwrap_or(m.n_ctx_train);
@@ -87,6 +87,7 @@ pub(super) fn minicpm3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
     Ok(m)
 }
 
+/// Sets the factors on embeddings, residual additions and logits.
 fn scale(m: &mut ModelSpec, embedding: f32, residual: f32, logits: f32) {
     m.embedding.scale = embedding;
     m.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sequential { scale: residual });

@@ -1,4 +1,4 @@
-//! Grok 1 and 2: experts, in Grok 2 beside a dense feed-forward, norms of the results too, caps of scores and logits.
+//! Grok 1 and 2: experts (in Grok 2 beside a dense feed-forward), also norms of results, caps of scores and logits.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::feed_forward::{Activation, FeedForward, RouterScore, SharedExpert};
@@ -9,7 +9,7 @@ use crate::{ModelError, ModelSpec, OutputHead, RopeLayout};
 pub(super) fn grok(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let norm = k.norm(NormKind::Rms)?;
-    // Files of Grok 1 leave the factors out.
+    // Files of Grok 1 lack the factors.
     m.embedding.scale = k.positive_f32("embedding_scale", 78.383_67)?;
     let scale = k.positive_f32("logit_scale", 0.577_350_26)?;
     let soft_cap = k.opt_positive_f32("final_logit_softcapping")?;
@@ -30,7 +30,7 @@ pub(super) fn grok(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
             && k.has_tensor(&format!("blk.{i}.ffn_up.weight"), true)
         {
             experts.shared = Some(SharedExpert { dense, gated: false, plain_names: true });
-            // Grok 2 divides the sum by the root of 2, which the norm takes out again but for its epsilon.
+            // Grok 2 divides the sum by the root of 2; the norm cancels that except for its epsilon.
             post_norm.eps *= 2.0;
         }
         layer.feed_forward = FeedForward::Experts(Box::new(experts));

@@ -8,7 +8,7 @@ use crate::recurrent::ShortConvSpec;
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// LFM2: layers without heads of keys and values are convolutions; each head of queries and keys is normalised.
+/// LFM2: layers without KV heads are short convolutions; norms of each head of queries and keys.
 pub(super) fn lfm2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     if k.opt_bool("attention.causal")? == Some(false) {
         let why = "convolutions to both sides are missing";

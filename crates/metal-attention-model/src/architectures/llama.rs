@@ -1,4 +1,5 @@
-//! Llama and those that are built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Seed-OSS, EXAONE 3, Baichuan.
+//! Llama and models of the same structure: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, Seed-OSS, EXAONE 3,
+//! Baichuan.
 
 use super::decoder::{ExpertDefaults, decoder, experts, shared_expert};
 use crate::attention::{Mask, NormOver, Positions, QkNorm, QueryTemperature};
@@ -9,8 +10,8 @@ use crate::{ModelError, ModelSpec, RopeLayout};
 
 const SOFTMAX: ExpertDefaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
 
-/// Llama, InternLM 2, ERNIE 4.5: neighbours are rotated together; Mixtral's experts where the file has some; windows of
-/// Mistral 7B v0.1.
+/// Llama, InternLM 2, ERNIE 4.5: NORM rotation (neighbours); experts as in Mixtral, and the sliding window of Mistral
+/// 7B v0.1, if the file has them.
 pub(super) fn neighbours(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     if k.n_expert()?.is_some() {
@@ -23,19 +24,19 @@ pub(super) fn neighbours(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError
     Ok(m)
 }
 
-/// EXAONE 3, openPangu Embedded (with its biases), the text part of `PaddleOCR-VL`: halves are rotated together.
+/// EXAONE 3, openPangu Embedded (with its biases), the text model of `PaddleOCR-VL`: NeoX rotation (halves).
 pub(super) fn halves(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     decoder(k, NormKind::Rms, RopeLayout::Halves)
 }
 
-/// XVERSE: with a head of its own.
+/// XVERSE: with its own output head.
 pub(super) fn xverse(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.set_own_head();
     Ok(m)
 }
 
-/// Baichuan 1 and 2; 13B, with its 40 layers, knows positions by ALiBi.
+/// Baichuan 1 and 2; 13B, recognised by its 40 layers, uses ALiBi.
 pub(super) fn baichuan(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = xverse(k)?;
     if m.n_layer() == 40 {
@@ -51,21 +52,21 @@ pub(super) fn refact(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Orion: Layer norms.
+/// Orion: layer norms.
 pub(super) fn orion(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.set_own_head();
     Ok(m)
 }
 
-/// Arcee (AFM 4.5B): `ReLU` squared without a gate.
+/// Arcee (AFM 4.5B): squared `ReLU` without a gate.
 pub(super) fn arcee(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     m.no_gate(Activation::ReluSquared);
     Ok(m)
 }
 
-/// Maincoder: each head of queries and keys is normalised after the rotation.
+/// Maincoder: norms of each head of queries and keys after the rotation.
 pub(super) fn maincoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let eps = k.norm(NormKind::Rms)?.eps;
@@ -73,7 +74,7 @@ pub(super) fn maincoder(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError>
     Ok(m)
 }
 
-/// ERNIE 4.5 with experts in each so-many-th layer, after some dense ones.
+/// ERNIE 4.5 with experts in every `interleave_moe_layer_step`-th layer, after some dense ones.
 pub(super) fn ernie_moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let mut e = experts(k, SOFTMAX, k.positive("feed_forward_length")?)?;
@@ -100,7 +101,7 @@ pub(super) fn embed(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// SmolLM 3: each fourth layer knows no positions.
+/// SmolLM 3: every fourth layer has no positions.
 pub(super) fn smollm3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     for (_, a) in m.attention_mut().filter(|(i, _)| (i + 1).is_multiple_of(4)) {
@@ -109,7 +110,7 @@ pub(super) fn smollm3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Seed-OSS: biases of queries, keys and values; the norm before the feed-forward has another name.
+/// Seed-OSS: biases of queries, keys and values; another name of the norm before the feed-forward.
 pub(super) fn seed_oss(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.qkv_bias = true);
@@ -119,15 +120,16 @@ pub(super) fn seed_oss(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
     Ok(m)
 }
 
-/// Llama 4: three of four layers see chunks, the fourth all, without rotation and with queries that grow; experts in each
-/// so-many-th layer, weighted at their input, beside one that all tokens go through.
+/// Llama 4: three of four layers attend within chunks; the fourth attends to everything, without rotation and with
+/// queries that grow with their position. Every `interleave_moe_layer_step`-th layer has experts, whose weights
+/// multiply their input, with a shared expert.
 pub(super) fn llama4(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     const CHUNK: usize = 8192;
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Interleaved)?;
     let chunked = k.opt_usize("attention.sliding_window")? != Some(0);
     let windowed = k.windowed_layers(m.n_layer(), 4, false)?;
     let eps = k.norm(NormKind::Rms)?.eps;
-    // Maverick, with its 128 experts, does without this norm.
+    // Maverick, recognised by its 128 experts, has no such norm.
     let qk_norm = k.n_expert()? != Some(128);
     for (i, a) in m.attention_mut() {
         if !chunked || windowed[i] {

@@ -1,4 +1,4 @@
-//! Mellum 2: experts, norms of queries and keys, windows in three of four layers.
+//! Mellum 2: experts, norms of queries and keys, a sliding window in three of four layers.
 
 use super::decoder::{ExpertDefaults, WindowRope, decoder, experts};
 use crate::attention::Mask;

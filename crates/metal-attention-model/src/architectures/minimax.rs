@@ -1,4 +1,4 @@
-//! `MiniMax` M2: experts chosen by sigmoid and a bias, norms of queries and keys over all heads, part of a head rotated.
+//! `MiniMax` M2: experts chosen by sigmoid and a bias, norms of queries and keys over all heads, partly rotated heads.
 
 use super::decoder::{ExpertDefaults, decoder, experts};
 use crate::attention::{NormOver, QkNorm};

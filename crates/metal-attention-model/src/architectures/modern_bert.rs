@@ -1,4 +1,4 @@
-//! ModernBERT: an encoder with norms before, rotations, and windows to both sides in two of three layers.
+//! ModernBERT: an encoder with norms before its parts, RoPE, and symmetric windows in two of three layers.
 
 use super::decoder::{WindowRope, classifier, decoder};
 use crate::attention::Mask;
@@ -19,7 +19,7 @@ pub(super) fn modern_bert(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelErro
     };
     m.dense_mut().for_each(|dense| (dense.fused, dense.activation) = (true, activation));
     m.attention_mut().for_each(|(_, a)| (a.mask, a.fused_qkv) = (Mask::Full, true));
-    // The embedding was normalised already.
+    // The embedding is normalised already.
     if !k.has_tensor("blk.0.attn_norm.weight", false) {
         m.layers[0].mixer_norm = None;
     }

@@ -6,7 +6,7 @@ use crate::metadata_reader::MetadataReader;
 use crate::spec::NormKind;
 use crate::{ModelError, ModelSpec, OutputHead, RopeFactors, RopeLayout};
 
-/// Phi 1, 1.5, 2: attention and feed-forward from one norm side by side; biases everywhere.
+/// Phi 1, 1.5, 2: attention and feed-forward in parallel from one norm; biases everywhere.
 pub(super) fn phi2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Layer, RopeLayout::Halves)?;
     m.no_gate(Activation::Gelu);
@@ -15,8 +15,8 @@ pub(super) fn phi2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Phi 3, 3.5, 4: fused matrices; frequencies divided by one set of factors in short contexts and by another in long ones.
-/// (Windows in files of Phi 3 are left out, as llama.cpp leaves them out.)
+/// Phi 3, 3.5, 4: fused matrices; frequencies are divided by one set of factors in short contexts and by another in
+/// long ones. (Sliding windows in files of Phi 3 are ignored, as in llama.cpp.)
 pub(super) fn phi3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| a.fused_qkv = true);
@@ -36,6 +36,7 @@ pub(super) fn phimoe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
+/// Sets the divisors of frequencies that depend on the context.
 fn factors_by_context(k: &MetadataReader<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
     let n_ctx_orig = k.opt_positive("rope.scaling.original_context_length")?.unwrap_or(m.n_ctx_train);
     m.rope_mut().for_each(|rope| rope.factors = RopeFactors::ByContext { n_ctx_orig });

@@ -8,7 +8,7 @@ use crate::metadata_reader::MetadataReader;
 use crate::spec::{Mixer, NormKind};
 use crate::{ModelError, ModelSpec, RopeLayout};
 
-/// `PLaMo`: Llama with attention and feed-forward side by side from one norm.
+/// `PLaMo`: Llama with attention and feed-forward in parallel from one norm.
 pub(super) fn plamo(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.side_by_side();
@@ -16,8 +16,8 @@ pub(super) fn plamo(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// `PLaMo` 2: Mamba with a decay for each head, and attention whose heads of queries and keys have norms of their own; norms
-/// before and after both.
+/// `PLaMo` 2: Mamba with a decay for each head, and attention with norms of each head of queries and keys; norms before
+/// and after both.
 pub(super) fn plamo2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let (norm, n_embd) = (k.norm(NormKind::Rms)?, k.positive("embedding_length")?);
     let mamba = mamba_with_heads(k, (n_embd / 16).max(64), norm.eps)?;

@@ -1,5 +1,5 @@
-//! Qwen 1 to 3, with and without experts; of the models that see, the part that reads text. (Sections of the rotation are
-//! for pictures: with equal positions they are the plain one.)
+//! Qwen 1 to 3, with and without experts; of the vision models, the text part. (RoPE sections are for images: with
+//! equal positions they are plain RoPE.)
 
 use super::decoder::{ExpertDefaults, classifier, decoder, experts, shared_expert};
 use crate::feed_forward::RouterScore;
@@ -7,7 +7,7 @@ use crate::metadata_reader::MetadataReader;
 use crate::spec::{Classifier, NormKind};
 use crate::{ModelError, ModelSpec, Pooling, RopeLayout};
 
-/// Qwen 1: queries, keys and values from one matrix with a bias; the width counts gate and up together.
+/// Qwen 1: fused Q, K and V with a bias; the width counts gate and up together.
 pub(super) fn qwen(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     m.attention_mut().for_each(|(_, a)| (a.fused_qkv, a.qkv_bias) = (true, true));
@@ -26,7 +26,7 @@ pub(super) fn qwen2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// Qwen 1.5 and 2 with experts, beside one that all tokens go through by a gate.
+/// Qwen 1.5 and 2 with experts, and a gated shared expert.
 pub(super) fn qwen2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let n_ff = k.positive("feed_forward_length")?;
@@ -38,7 +38,7 @@ pub(super) fn qwen2moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> 
     Ok(m)
 }
 
-/// Qwen 3, 3-VL: each head of queries and keys is normalised.
+/// Qwen 3, 3-VL: norms of each head of queries and keys.
 pub(super) fn qwen3(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = decoder(k, NormKind::Rms, RopeLayout::Halves)?;
     let eps = k.norm(NormKind::Rms)?.eps;

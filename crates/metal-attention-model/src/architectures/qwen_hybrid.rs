@@ -1,5 +1,5 @@
-//! Qwen 3.5 (and 3.6) and Qwen3-Next: the gated delta rule in most layers, attention with a gated result in the others, of
-//! whose heads a part is rotated. (Sections of the rotation are for pictures: with equal positions they are the plain one.)
+//! Qwen 3.5 (and 3.6) and Qwen3-Next: the gated delta rule in most layers, attention with a gated result and partly
+//! rotated heads in the others. (RoPE sections are for images: with equal positions they are plain RoPE.)
 
 use super::decoder::{ExpertDefaults, around, attention, experts, shared_expert};
 use crate::feed_forward::RouterScore;
@@ -19,13 +19,13 @@ pub(super) fn qwen35moe(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError>
     add_experts(k, &mut m).map(|()| m)
 }
 
-/// Qwen3-Next: its value heads read their key heads in groups.
+/// Qwen3-Next: groups of value heads share a key head.
 pub(super) fn qwen3next(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     let mut m = hybrid(k, KeySharing::Grouped, DeltaGates::OfHeads { paired: true })?;
     add_experts(k, &mut m).map(|()| m)
 }
 
-/// What they have in common.
+/// The common part.
 fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Result<ModelSpec, ModelError> {
     let n_layer = k.n_layer()?;
     let norm = k.norm(NormKind::Rms)?;
@@ -55,7 +55,8 @@ fn hybrid(k: &MetadataReader<'_>, sharing: KeySharing, gates: DeltaGates) -> Res
     Ok(m)
 }
 
-/// Which layers have the delta rule: as `attention.recurrent_layers` says, layer by layer, or all but each so-many-th.
+/// Whether each layer has the delta rule: flags in `attention.recurrent_layers`, or all but every
+/// `full_attention_interval`-th.
 fn recurrent_layers(k: &MetadataReader<'_>, n_layer: usize) -> Result<Vec<bool>, ModelError> {
     if let Some(flags) = k.layer_flags("attention.recurrent_layers", n_layer)? {
         return Ok(flags);
@@ -64,6 +65,7 @@ fn recurrent_layers(k: &MetadataReader<'_>, n_layer: usize) -> Result<Vec<bool>,
     Ok((0..n_layer).map(|i| !(i + 1).is_multiple_of(interval)).collect())
 }
 
+/// The gated delta rule of the file.
 fn delta_rule(
     k: &MetadataReader<'_>,
     sharing: KeySharing,
@@ -83,7 +85,7 @@ fn delta_rule(
     Ok(DeltaRuleSpec { n_head_k, n_head_v, key_dim, value_dim, n_tap, sharing, gates, eps })
 }
 
-/// Experts in every layer, beside one that all tokens go through by a gate.
+/// Adds experts to every layer, with a gated shared expert.
 fn add_experts(k: &MetadataReader<'_>, m: &mut ModelSpec) -> Result<(), ModelError> {
     let defaults = ExpertDefaults { score: RouterScore::Softmax, renormalize: true };
     let n_ff = k.opt_size("feed_forward_length")?;

@@ -1,4 +1,4 @@
-//! RWKV: a time mix with a recurrent state, and a channel mix; and its descendants with the feed-forwards of Qwen 2.
+//! RWKV: time mix and channel mix, each with a recurrent state; and its descendants with the feed-forwards of Qwen 2.
 
 use super::decoder::around;
 use crate::feed_forward::FeedForward;
@@ -19,7 +19,7 @@ pub(super) fn rwkv6(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// QRWKV-6: gated linear attention in the place of Qwen 2's attention.
+/// QRWKV-6: Qwen 2 with gated linear attention instead of attention.
 pub(super) fn rwkv6qwen2(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     check_shifts(k, 1)?;
     if k.has_tensor("blk.0.time_mix_first.weight", false) {
@@ -43,7 +43,7 @@ pub(super) fn rwkv7(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
-/// ARWKV-7: RWKV-7's time mix in the place of Qwen 2's attention, with or without gate and norm.
+/// ARWKV-7: Qwen 2 with RWKV-7's time mix instead of attention, with or without gate and norm.
 pub(super) fn arwkv7(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     check_shifts(k, 1)?;
     let gate_rank = k.opt_size("attention.gate_lora_rank")?;
@@ -58,6 +58,7 @@ pub(super) fn arwkv7(k: &MetadataReader<'_>) -> Result<ModelSpec, ModelError> {
     Ok(m)
 }
 
+/// The time mix of RWKV-6.
 fn time_mix_6(k: &MetadataReader<'_>, bonus: bool) -> Result<Rwkv6Spec, ModelError> {
     let (width, head_dim) = heads(k)?;
     let n_head = width / head_dim;
@@ -78,7 +79,7 @@ fn time_mix_6(k: &MetadataReader<'_>, bonus: bool) -> Result<Rwkv6Spec, ModelErr
     })
 }
 
-/// One a layer.
+/// The time mix of RWKV-7 for each layer.
 fn time_mixes_7(k: &MetadataReader<'_>, gate_rank: Option<usize>, norm: bool) -> Result<Vec<Mixer>, ModelError> {
     let (width, head_dim) = heads(k)?;
     let others = Rwkv7Spec {
@@ -94,7 +95,7 @@ fn time_mixes_7(k: &MetadataReader<'_>, gate_rank: Option<usize>, norm: bool) ->
     Ok((0..k.n_layer()?).map(|i| Mixer::Rwkv7(Rwkv7Spec { first: i == 0, ..others })).collect())
 }
 
-/// Channels, and how many of them a head has.
+/// Channels, and elements of a head.
 fn heads(k: &MetadataReader<'_>) -> Result<(usize, usize), ModelError> {
     let (n_embd, head_dim) = (k.positive("embedding_length")?, k.positive("wkv.head_size")?);
     let divides = n_embd.is_multiple_of(head_dim);
@@ -102,7 +103,7 @@ fn heads(k: &MetadataReader<'_>) -> Result<(usize, usize), ModelError> {
     Ok((n_embd, head_dim))
 }
 
-/// Channel mixes in the place of the feed-forwards; norms as RWKV's files name them, one of them over the embedding.
+/// Replaces the feed-forwards by channel mixes, and names the norms as in RWKV's files, one of them over the embedding.
 fn mix_channels(k: &MetadataReader<'_>, m: &mut ModelSpec, gated: bool) -> Result<(), ModelError> {
     check_shifts(k, 2)?;
     let norm = k.norm(NormKind::Layer)?;
@@ -116,7 +117,7 @@ fn mix_channels(k: &MetadataReader<'_>, m: &mut ModelSpec, gated: bool) -> Resul
     Ok(())
 }
 
-/// How many parts of a layer see the token before: the time mix, and the channel mix where there is one.
+/// An error if the file has another number of token shifts than `n`: the time mix, and the channel mix if there is one.
 fn check_shifts(k: &MetadataReader<'_>, n: usize) -> Result<(), ModelError> {
     match k.opt_usize("token_shift_count")? {
         Some(other) if other != n => {

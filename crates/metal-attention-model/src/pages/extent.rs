@@ -1,10 +1,10 @@
-//! Sequences that come from elsewhere: what is kept of one, and one that is made of what was kept.
+//! Saving and restoring sequences: what is kept of one, and the pages and slots for one that is restored.
 
 use super::{PAGE, PageTable, settle_at};
 use crate::{CacheBlock, ForwardError, SequenceExtent, SnapshotError};
 
 impl PageTable {
-    /// What is kept of sequence `seq`.
+    /// The extent of sequence `seq`: its length and what is kept of it.
     pub fn extent(&self, seq: usize) -> Result<SequenceExtent, ForwardError> {
         self.check_exists(seq)?;
         let n_dropped = self.pools.iter().map(|pool| pool.lists[seq].n_dropped).collect();
@@ -12,7 +12,7 @@ impl PageTable {
         Ok(SequenceExtent { n_tokens: self.n_past[seq], n_dropped, states })
     }
 
-    /// Where what is kept of sequence `seq`, or of a beginning of it, lies: its pages group by group, then its states.
+    /// The blocks of sequence `seq`, or of its prefix `extent`: pages group by group, then states.
     pub fn blocks(&self, seq: usize, extent: &SequenceExtent) -> Vec<CacheBlock> {
         let n_pages = extent.n_tokens.div_ceil(PAGE);
         let pages = self.pools.iter().zip(&extent.n_dropped).enumerate().flat_map(|(group, (pool, &n_dropped))| {
@@ -22,8 +22,9 @@ impl PageTable {
         pages.chain(states.map(|kept| CacheBlock::State { slot: kept.slot })).collect()
     }
 
-    /// Empties sequence `seq` and makes it one of which so much is kept. Returns where each of its blocks belongs, in the order
-    /// of [`blocks`](Self::blocks); `None` for those that a sequence has no room for here.
+    /// Empties sequence `seq` and allocates pages and slots for `extent`. Returns the block for each saved one, in the
+    /// order of [`blocks`](Self::blocks); `None` for those that have no place in this cache, and are left out. After an
+    /// error the sequence is empty.
     pub fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
         self.check_exists(seq)?;
         self.rewind(seq, 0);
@@ -61,7 +62,7 @@ impl PageTable {
         Ok(self.places(seq, n_dropped, states))
     }
 
-    /// The longest beginning of a sequence of which so much is kept, `n` tokens at most, that could go on.
+    /// The longest prefix of at most `n` tokens from which a saved sequence of this extent can continue.
     pub fn reachable_in(&self, extent: &SequenceExtent, n: usize) -> usize {
         if n >= extent.n_tokens {
             return extent.n_tokens;
@@ -73,7 +74,7 @@ impl PageTable {
         settle_at(n, |n| of_states(of_pages(n)))
     }
 
-    /// How many pages of `extent` each group keeps.
+    /// Number of pages of `extent` that each group keeps.
     fn pages_kept(&self, extent: &SequenceExtent) -> Result<Vec<usize>, SnapshotError> {
         if extent.n_dropped.len() != self.pools.len() {
             return Err(SnapshotError::Damaged { why: "it has other groups of layers" });
@@ -83,7 +84,7 @@ impl PageTable {
         kept.collect::<Option<_>>().ok_or(SnapshotError::Damaged { why: "it lacks pages that tokens to come see" })
     }
 
-    /// Where the blocks of an extent lie, now that sequence `seq` has what there is room for.
+    /// The blocks allocated for an extent, in its order.
     fn places(&self, seq: usize, n_dropped: &[usize], states: &[usize]) -> Vec<Option<CacheBlock>> {
         let pages = self.pools.iter().zip(n_dropped).enumerate().flat_map(|(group, (pool, &n_dropped))| {
             let list = &pool.lists[seq];
@@ -95,6 +96,7 @@ impl PageTable {
         pages.chain(states).collect()
     }
 
+    /// An error unless sequence `seq` exists.
     fn check_exists(&self, seq: usize) -> Result<(), ForwardError> {
         let n_seq = self.n_seq();
         if seq < n_seq { Ok(()) } else { Err(ForwardError::SequenceOutOfRange { seq, n_seq }) }

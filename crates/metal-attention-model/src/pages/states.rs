@@ -1,27 +1,29 @@
-//! Recurrent states: which slot holds the state of which sequence, and where sequences can be cut back to.
+//! Recurrent states: which slot holds the state of which sequence at which position.
+//!
+//! A slot holds the states of all recurrent layers after the first `pos` tokens of a sequence.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::{BatchToken, ForwardError, PAGE, StateCapacity, StateUse};
 
-/// The slot of the empty text: zeros, which nobody writes to.
+/// Slot of the empty sequence: zeros, never written to.
 const EMPTY: u32 = 0;
 
-/// How much more a state before the beginning of a turn is worth than another one that spares as much: all others go first, up to
-/// lengths of texts that this divides.
+/// Weight of a checkpoint at a turn of a conversation against one elsewhere that spares as many tokens: up to lengths
+/// of about this number, all others are replaced first.
 const TURN_WEIGHT: f64 = 1e6;
 
-/// Tokens of a sequence that follow each other in a batch, and the slots of the state before them and of that after them.
+/// Consecutive tokens of one sequence in a batch, with the slots of the states before and after them.
 ///
-/// The state after them is made in its own slot: where that is another one, the state before is copied there first, and
-/// stays as it is.
+/// A kernel computes the state in slot `to`. If that is not `from`, it first copies the state from there; slot `from`
+/// is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Sequence.
+    /// Index of the sequence.
     pub seq: usize,
     /// Position of the first token.
     pub pos: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub n: usize,
     /// Slot of the state after `pos` tokens.
     pub from: u32,
@@ -29,43 +31,50 @@ pub struct Segment {
     pub to: u32,
 }
 
-/// A state that is kept of a sequence.
+/// A kept state of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KeptState {
-    /// Tokens that it is the state after; at least 1.
+    /// Number of tokens that it is the state after; at least 1.
     pub(super) pos: usize,
+    /// Its slot.
     pub(super) slot: u32,
-    /// A turn begins soon after it: texts are cut back to here more often than to elsewhere.
+    /// Whether a turn of a conversation begins soon after it: sequences are often cut back to there.
     pub(super) before_turn: bool,
 }
 
-/// The states that are kept of all sequences.
+/// The kept states of all sequences.
 ///
-/// A sequence keeps the state that it goes on from, that before its last token, that from before the last batch, and
-/// checkpoints: the states at the ends of pages. A state is written to by one batch only, and so shared like a page: its
-/// holders are counted. Checkpoints go where slots are needed, those first that shorten the least of what would have to be
-/// evaluated again, in proportion to how far back they lie. Those before the beginnings of turns go last: an answer is written
-/// anew from there, a question is changed, thoughts are dropped. A turn begins where a sequence grows token by token after it grew by
-/// many, or the other way round.
+/// A sequence keeps the state that it continues from, the one before its last token, the one from before the last
+/// batch, and checkpoints: states at ends of pages. One batch only writes to a state; after that it is shared like a
+/// page, with a count of holders.
+///
+/// If slots run short, checkpoints are replaced, first those whose loss costs the fewest tokens to be evaluated again,
+/// in proportion to their distance from the sequence's end. Those where a turn of a conversation begins are replaced
+/// last: an answer is regenerated from there, a question edited, thoughts dropped. A turn is assumed where a sequence
+/// changes from growing by many tokens to growing token by token, or back.
 #[derive(Debug, Clone)]
 pub(super) struct StateTable {
+    /// Number of slots, and elements of a state.
     pub(super) capacity: StateCapacity,
-    /// How many sequences hold each slot that was handed out so far.
+    /// Holders of each slot that was ever handed out.
     pub(super) counts: Vec<u32>,
+    /// Slots that were released.
     pub(super) free: BTreeSet<u32>,
-    /// Of each sequence, the shortest first; the last one is that which it goes on from. Without any it goes on from nothing.
+    /// Kept states of each sequence, by position; it continues from the last one. None: it continues from the empty
+    /// sequence.
     pub(super) kept: Vec<Vec<KeptState>>,
-    /// Length of each sequence of the last batch before that; `None` of the others.
+    /// Length of each sequence of the last batch before that batch; `None` for the others.
     held: Vec<Option<usize>>,
-    /// Whether each sequence grew by many tokens last, or by one; `None` where it is new.
+    /// Whether each sequence last grew by many tokens (true) or by one; `None` if it is new.
     grew_by_many: Vec<Option<bool>>,
-    /// Slots of the states after the tokens of each sequence that are not counted yet, one for each.
+    /// Slots reserved for the states after the next tokens of each sequence, one for each token.
     pub(super) reserved: Vec<VecDeque<u32>>,
-    /// Those of the tokens that were appended last.
+    /// Segments of the tokens that were appended last.
     segments: Vec<Segment>,
 }
 
 impl StateTable {
+    /// No states, for `n_seq` empty sequences.
     pub(super) fn new(capacity: StateCapacity, n_seq: usize) -> Self {
         Self {
             capacity,
@@ -79,14 +88,14 @@ impl StateTable {
         }
     }
 
-    /// The longest beginning of sequence `seq`, `n` tokens at most, whose state is there.
+    /// The longest prefix of sequence `seq`, of at most `n` tokens, whose state is kept.
     pub(super) fn reachable(&self, seq: usize, n: usize) -> usize {
         self.kept[seq].iter().rev().find(|kept| kept.pos <= n).map_or(0, |kept| kept.pos)
     }
 
-    /// Checks that there are slots for as many new tokens of each sequence.
+    /// Checks that there are slots for `new` new tokens of each sequence.
     pub(super) fn check(&self, new: &[usize]) -> Result<(), ForwardError> {
-        // A single token takes a slot that is reserved; where there are more, what is reserved is given back first.
+        // A single token uses a reserved slot; for several, the reserved ones are released first.
         let takes_reserved = |seq: usize| new[seq] == 1 && !self.reserved[seq].is_empty();
         let of_seq = |seq: usize| if takes_reserved(seq) { 0 } else { new[seq].min(2) };
         let needed = (0..new.len()).map(of_seq).sum();
@@ -98,7 +107,7 @@ impl StateTable {
         if needed > free { Err(ForwardError::OutOfStates { needed, free, total }) } else { Ok(()) }
     }
 
-    /// How many states there are. The empty text's, which is always there, is none of them.
+    /// The use of the slots, without that of the empty sequence.
     pub(super) fn usage(&self) -> StateUse {
         let held = self.counts.iter().skip(1).filter(|&&count| count > 0).count();
         let last = self.kept.iter().filter_map(|kept| Some(kept.last()?.slot)).collect::<BTreeSet<_>>().len();
@@ -106,7 +115,7 @@ impl StateTable {
         StateUse { total, free: total - held, checkpoints: held - last }
     }
 
-    /// From now on the sequences of `batch` can be cut back to what they are, until another batch is begun.
+    /// Protects the present states of the sequences of `batch`, until the next call.
     pub(super) fn protect(&mut self, batch: &[BatchToken]) {
         self.held.fill(None);
         for token in batch {
@@ -114,8 +123,8 @@ impl StateTable {
         }
     }
 
-    /// Finds slots for the states that come of `piece`: after each page, before the last token of each sequence, and after
-    /// it.
+    /// Assigns slots to the states that a micro-batch computes: at each end of a page, before each sequence's last
+    /// token, and after it.
     pub(super) fn append(&mut self, piece: &[BatchToken]) {
         self.segments.clear();
         let (mut ends, mut n_new) = (vec![None; self.kept.len()], vec![0; self.kept.len()]);
@@ -140,7 +149,7 @@ impl StateTable {
                 Some(kept) => (kept.pos, self.must_stay(seq, *kept)),
                 None => (0, true),
             };
-            // Before a single token the state that must stay is that before the last token.
+            // Before a single token, the present state is the one before the last token, and must stay.
             let n_slots = if start == *last { 1 } else { 1 + usize::from(copied) };
             for _ in 0..n_slots {
                 ready.push(self.take(&ends).expect("a slot for every state that was promised one"));
@@ -156,7 +165,7 @@ impl StateTable {
                 let to = match must {
                     true if !self.reserved[seq].is_empty() => self.reserved[seq].pop_front(),
                     true => Some(ready.pop().expect("a slot for every state that must stay")),
-                    // A checkpoint, where there is room for it.
+                    // A checkpoint, if there is a slot.
                     false if pos.is_multiple_of(PAGE) => self.take(&ends),
                     false => None,
                 };
@@ -170,8 +179,8 @@ impl StateTable {
         }
     }
 
-    /// The slots of the state that sequence `seq` goes on from and of that after `next` tokens, which takes its place where
-    /// there is no slot `to` for it.
+    /// The slots of the state that sequence `seq` continues from, and of the state after `next` tokens. Without a slot
+    /// `to`, the new state replaces the old one.
     fn advance(&mut self, seq: usize, next: usize, to: Option<u32>) -> (u32, u32) {
         let kept = &mut self.kept[seq];
         match (kept.last_mut(), to) {
@@ -188,13 +197,14 @@ impl StateTable {
         }
     }
 
-    /// Whether a state that sequence `seq` goes on from is needed as it is: others hold it, or the batch may be taken back.
+    /// Whether the state that sequence `seq` continues from must not be overwritten: other sequences hold it, or the
+    /// batch may be taken back.
     fn must_stay(&self, seq: usize, state: KeptState) -> bool {
         self.held[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
     }
 
-    /// Notes that a turn begins where sequence `seq` ends. What a template writes before an answer may be left out of later prompts,
-    /// so that the last end of a page may lie behind what these have in common with the text: the one before counts, too.
+    /// Marks the end of sequence `seq` as the beginning of a turn. Later prompts may lack what the template writes
+    /// before an answer, so that they differ before the last end of a page: the page end before that is marked as well.
     fn note_turn(&mut self, seq: usize) {
         let kept = &mut self.kept[seq];
         let end = kept.last().map_or(0, |state| state.pos);
@@ -203,7 +213,7 @@ impl StateTable {
         }
     }
 
-    /// Gives up what sequence `seq` kept for the last batch alone.
+    /// Releases the states of sequence `seq` that were kept for the last batch only.
     fn tidy(&mut self, seq: usize) {
         let held = self.held[seq];
         let mut kept = std::mem::take(&mut self.kept[seq]);
@@ -218,8 +228,8 @@ impl StateTable {
         self.kept[seq] = kept;
     }
 
-    /// Finds slots for the states after each of the next `n` tokens of the sequences of `batch`; false, and nothing has changed,
-    /// where there are not so many.
+    /// Reserves slots for the states after each of the next `n` tokens of the sequences of `batch`. False, with nothing
+    /// changed, if there are not enough.
     pub(super) fn reserve(&mut self, batch: &[BatchToken], n: usize) -> bool {
         let none = vec![None; self.kept.len()];
         let more = |seq: usize| n.saturating_sub(self.reserved[seq].len());
@@ -238,15 +248,15 @@ impl StateTable {
         true
     }
 
-    /// Gives back the slots that are reserved for sequence `seq`.
+    /// Releases the reserved slots of sequence `seq`.
     pub(super) fn release(&mut self, seq: usize) {
         for slot in std::mem::take(&mut self.reserved[seq]) {
             self.put_back(slot);
         }
     }
 
-    /// What a step does with the states that runs `ahead` tokens after `batch`, which was appended last: one token of each
-    /// sequence, whose slot is reserved.
+    /// The segments of a lookahead step, `ahead` tokens after `batch`, which was appended last with one token of each
+    /// sequence.
     pub(super) fn segments_ahead(&self, batch: &[BatchToken], ahead: usize) -> Vec<Segment> {
         let Some(before) = ahead.checked_sub(1) else { return self.segments(batch).to_vec() };
         let segment = |&BatchToken { seq, pos, .. }: &BatchToken| {
@@ -258,8 +268,8 @@ impl StateTable {
         batch.iter().map(segment).collect()
     }
 
-    /// The segments of `tokens`, which are those appended last or some that follow each other there, without parts of a
-    /// sequence's.
+    /// The segments of `tokens`: those appended last, or consecutive ones of these that include all of their sequences'
+    /// tokens.
     pub(super) fn segments(&self, tokens: &[BatchToken]) -> &[Segment] {
         let Some(first) = tokens.first() else { return &[] };
         let begins = |segment: &Segment| (segment.seq, segment.pos) == (first.seq, first.pos);
@@ -273,7 +283,7 @@ impl StateTable {
         &self.segments[start..start + n.count()]
     }
 
-    /// Cuts sequence `seq` back to its first `n` tokens, whose state is there.
+    /// Cuts sequence `seq` back to its first `n` tokens, whose state is kept.
     pub(super) fn cut(&mut self, seq: usize, n: usize) {
         while let Some(state) = self.kept[seq].pop_if(|state| state.pos > n) {
             self.put_back(state.slot);
@@ -282,7 +292,7 @@ impl StateTable {
         self.release(seq);
     }
 
-    /// Makes sequence `to`, which holds nothing, the first `n` tokens of sequence `from`.
+    /// Makes sequence `to`, which is empty, share the states of the first `n` tokens of sequence `from`.
     pub(super) fn share(&mut self, from: usize, to: usize, n: usize) {
         let shared: Vec<_> = self.kept[from].iter().copied().filter(|state| state.pos <= n).collect();
         for state in &shared {
@@ -292,8 +302,9 @@ impl StateTable {
         self.grew_by_many[to] = None;
     }
 
-    /// Makes sequence `seq`, which holds nothing, one whose states after so many tokens are kept, the shortest first. Where there is
-    /// no room for all of them some are left out, never the last; false, and nothing has changed, where there is none for that.
+    /// Allocates slots for a restored sequence `seq`, which is empty, with states after the given numbers of tokens, in
+    /// ascending order. If slots run short, the shortest are left out, never the last. False, with nothing changed, if
+    /// there is none for the last.
     pub(super) fn allocate(&mut self, seq: usize, states: &[usize]) -> bool {
         let none = vec![None; self.kept.len()];
         for (i, &pos) in states.iter().rev().enumerate() {
@@ -308,7 +319,8 @@ impl StateTable {
         true
     }
 
-    /// A slot that nobody holds, if need be that of a checkpoint. `ends`: the last new token of each sequence that grows.
+    /// Takes a free slot, or that of the least useful checkpoint; `None` if there is neither. `ends`: position of the
+    /// last new token of each sequence that grows.
     fn take(&mut self, ends: &[Option<usize>]) -> Option<u32> {
         if self.free.is_empty() && self.counts.len() > self.capacity.n_states {
             let slot = self.least_useful(ends)?;
@@ -326,15 +338,15 @@ impl StateTable {
         Some((self.counts.len() - 1) as u32)
     }
 
-    /// The state without which the least is lost: the tokens that it spares a cut just before the next one, in proportion to
-    /// how far back they are.
+    /// The slot of the checkpoint with the least worth.
     fn least_useful(&self, ends: &[Option<usize>]) -> Option<u32> {
         let held = self.worth(ends).into_iter().enumerate().filter_map(|(slot, worth)| Some((slot, worth?)));
         held.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(slot, _)| slot as u32)
     }
 
-    /// What each state spares that may go. Those that sequences go on from, or may be taken back to, and those of the batch may
-    /// not, nor what is reserved.
+    /// The worth of each slot's state, if it may be replaced: the tokens that it saves a cut just before the next
+    /// state, divided by its distance from the end. `None` for states that sequences continue from or may be taken back
+    /// to, for those of the present batch, and for reserved slots.
     fn worth(&self, ends: &[Option<usize>]) -> Vec<Option<f64>> {
         let mut worth: Vec<Option<f64>> = vec![Some(-1.0); self.counts.len()];
         for segment in &self.segments {
@@ -361,7 +373,7 @@ impl StateTable {
         worth.into_iter().map(|worth| worth.filter(|w| *w >= 0.0)).collect()
     }
 
-    /// A sequence holds `slot` no more.
+    /// Removes one holder of `slot`.
     fn put_back(&mut self, slot: u32) {
         self.counts[slot as usize] -= 1;
         if self.counts[slot as usize] == 0 {

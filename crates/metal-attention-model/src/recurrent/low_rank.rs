@@ -1,14 +1,14 @@
-//! Products of two small matrices in the place of a large one (as in arXiv 2106.09685), as RWKV has them.
+//! Low-rank products: two small matrices in place of a large one (as in arXiv 2106.09685), for RWKV.
 
 use crate::Linear;
 use crate::tensors::{Presence, WeightSource};
 
-/// `up f(down x)`; what `f` is depends on what it is used for.
+/// `up f(down x)`, where `f` depends on the use.
 #[derive(Debug, Clone)]
 pub struct LowRankWeights<L = Linear> {
-    /// `[rank, n_in]`
+    /// First matrix, `[rank, n_in]`.
     pub down: L,
-    /// `[n_out, rank]`
+    /// Second matrix, `[n_out, rank]`.
     pub up: L,
 }
 
@@ -18,7 +18,7 @@ impl<L> LowRankWeights<L> {
     }
 }
 
-/// The matrices of these names, from `n_in` elements through `rank` to `n_out`.
+/// The matrices of these names.
 pub(crate) fn build<S: WeightSource>(
     source: &mut S,
     [down, up]: [String; 2],

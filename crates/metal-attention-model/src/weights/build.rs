@@ -1,7 +1,8 @@
-//! Where a model's weights are found.
+//! The weights that a model has: their names in GGUF files and their shapes.
 //!
-//! [`build`] asks a [`WeightSource`] for every weight by name and shape. A file is one source;
-//! [`ModelSpec::tensors`] asks another, which only notes what it is asked for. So there is one list of what a model has.
+//! [`build`] requests every weight from a [`WeightSource`] by name and shape. A file is one source.
+//! [`ModelSpec::tensors`] uses another, which only records the requests; so there is one list of a model's tensors. `p`
+//! is the prefix of a layer's names, `blk.N.`.
 
 use std::collections::HashMap;
 
@@ -16,7 +17,7 @@ use crate::recurrent::{channel_mix, delta_rule, mamba, mamba2, rwkv6, rwkv7, sho
 use crate::spec::{Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputScale, Residual};
 use crate::tensors::{MatrixShape, Presence, WeightSource};
 
-/// Everything that a model of this kind has, from `source`.
+/// All weights of a model of `spec`, from `source`.
 pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result<Weights<S::Linear>, S::Error> {
     let Embedding { scale: _, token_types, positions, norm, per_layer, streams } = &spec.embedding;
     let (n_embd, n_layer, output) = (spec.n_embd, spec.n_layer(), &spec.output);
@@ -39,7 +40,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
     let embedding_norm = b.norm(*norm, "", n_embd)?;
     let per_layer = match per_layer {
         Some(p) => {
-            // As long a row as any embedding: both sizes were checked, their product was not.
+            // Saturating: both factors were checked, their product was not.
             let width = p.width.saturating_mul(n_layer);
             Some(PerLayerTables {
                 token_embd: b.matrix("per_layer_token_embd", [width, spec.n_vocab])?,
@@ -101,6 +102,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
     })
 }
 
+/// The parts of [`build`] that need the source.
 struct Builder<'s, S> {
     source: &'s mut S,
 }
@@ -111,15 +113,17 @@ impl<S: WeightSource> Builder<'_, S> {
         self.source.required(name, shape, Presence::None)
     }
 
-    /// A matrix whose bias may be there.
+    /// A matrix that may have a bias.
     fn linear(&mut self, name: &str, shape: MatrixShape) -> Result<S::Linear, S::Error> {
         self.source.required(name, shape, Presence::Optional)
     }
 
+    /// The weights of a norm over `n` elements, if there is one.
     fn norm(&mut self, norm: Option<Norm>, prefix: &str, n: usize) -> Result<Option<NormWeights>, S::Error> {
         norm.map(|norm| self.one_norm(norm, prefix, n)).transpose()
     }
 
+    /// The weights of a norm over `n` elements.
     fn one_norm(&mut self, norm: Norm, prefix: &str, n: usize) -> Result<NormWeights, S::Error> {
         if !norm.weight {
             return Ok(NormWeights { weight: self.source.ones(n), bias: None });
@@ -132,6 +136,7 @@ impl<S: WeightSource> Builder<'_, S> {
         Ok(NormWeights { weight, bias })
     }
 
+    /// The weights of layer `i`.
     fn layer(&mut self, spec: &ModelSpec, i: usize) -> Result<LayerWeights<S::Linear>, S::Error> {
         let LayerSpec {
             mixer_norm,
@@ -219,10 +224,12 @@ impl<S: WeightSource> Builder<'_, S> {
         })
     }
 
+    /// A vector that must be there.
     fn required_vector(&mut self, name: &str, n: usize) -> Result<Vec<f32>, S::Error> {
         Ok(self.source.vector(name, n, Presence::Required)?.unwrap_or_default())
     }
 
+    /// The weights of softmax attention.
     fn attention(
         &mut self,
         a: &AttentionSpec,
@@ -266,6 +273,7 @@ impl<S: WeightSource> Builder<'_, S> {
         Ok(AttentionWeights { q, k, v, out, q_norm, k_norm, sinks })
     }
 
+    /// The weights of latent attention.
     fn latent_attention(
         &mut self,
         a: &LatentAttentionSpec,
@@ -289,6 +297,7 @@ impl<S: WeightSource> Builder<'_, S> {
         Ok(LatentAttentionWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, out })
     }
 
+    /// The weights of a dense feed-forward; `suffix` follows the names of its matrices.
     fn dense(
         &mut self,
         dense: &Dense,
@@ -308,6 +317,7 @@ impl<S: WeightSource> Builder<'_, S> {
         Ok(DenseWeights { gate, up, down: self.linear(&down, [n_ff, n_embd])? })
     }
 
+    /// The weights of a mixture of experts.
     fn experts(&mut self, e: &Experts, p: &str, n_embd: usize) -> Result<ExpertsWeights<S::Linear>, S::Error> {
         let bias = if e.biases { Presence::Required } else { Presence::None };
         let router = self.source.required(&format!("{p}ffn_gate_inp"), [n_embd, e.n_expert], bias)?;
@@ -318,7 +328,7 @@ impl<S: WeightSource> Builder<'_, S> {
         let need = if e.router.choice_bias { Presence::Optional } else { Presence::None };
         let mut choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, need)?;
         if choice_bias.is_none() {
-            // Hunyuan 3's.
+            // Hunyuan 3 names it without `.bias`.
             choice_bias = self.source.vector(&format!("{p}exp_probs_b"), e.n_expert, need)?;
         }
         let (n_ff, n) = (e.expert.n_ff, e.n_expert);
