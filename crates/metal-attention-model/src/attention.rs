@@ -17,7 +17,7 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Which positions a token attends to.
     pub mask: Mask,
-    /// How positions enter the scores.
+    /// Positions in the scores.
     pub positions: Positions,
     /// `Some(cap)`: scores become `cap * tanh(score / cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
@@ -76,7 +76,7 @@ pub enum Mask {
     Causal,
     /// Sliding window: the last of `0..=p`, this many, itself included.
     Window(usize),
-    /// Those of its chunk up to itself; the sequence is divided into chunks of this many positions (Llama 4).
+    /// The positions of its chunk up to itself; the sequence is divided into chunks of this many positions (Llama 4).
     Chunk(usize),
     /// All positions.
     Full,
@@ -107,7 +107,7 @@ impl Mask {
     }
 }
 
-/// How positions enter the attention scores.
+/// The way in which positions enter the attention scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Positions {
     /// Not at all.
@@ -124,10 +124,10 @@ pub enum Positions {
 /// The slopes of ALiBi (arXiv 2108.12409, appendix), `[n_head]`. They are a geometric series; if `n_head` is not a
 /// power of two, the other heads get every second slope of the series with twice as many.
 pub fn alibi_slopes(n_head: usize, max_bias: f32) -> Vec<f32> {
-    let whole = if n_head.is_power_of_two() { n_head } else { n_head.next_power_of_two() / 2 };
+    let n_power_of_two = if n_head.is_power_of_two() { n_head } else { n_head.next_power_of_two() / 2 };
     let slope = |h: usize| {
-        let exponent = if h < whole { (h + 1) as f64 } else { (h - whole) as f64 + 0.5 };
-        (-f64::from(max_bias) * exponent / whole as f64).exp2() as f32
+        let exponent = if h < n_power_of_two { (h + 1) as f64 } else { (h - n_power_of_two) as f64 + 0.5 };
+        (-f64::from(max_bias) * exponent / n_power_of_two as f64).exp2() as f32
     };
     (0..n_head).map(slope).collect()
 }
@@ -209,7 +209,7 @@ pub struct LatentAttentionSpec {
     pub rope: Option<Rope>,
     /// Factor on the scores before the softmax.
     pub scale: f32,
-    /// Epsilon of the RMSNorms of compressed queries and of `c`.
+    /// Epsilon of the RMSNorm of compressed queries, and of that of `c`.
     pub eps: f32,
     /// Factor on queries that grows with their position.
     pub temperature: Option<QueryTemperature>,

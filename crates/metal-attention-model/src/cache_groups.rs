@@ -29,10 +29,7 @@ pub struct CacheGroups {
     states: Option<StateCapacity>,
 }
 
-/// How many recurrent states fit in memory.
-///
-/// A sequence that is evaluated needs three: the one that it continues from, the one that it reaches, and the one
-/// before its last token. The others are checkpoints to which sequences can be cut back.
+/// The number of recurrent states that fit in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateCapacity {
     /// F32 elements of one sequence's state, over all layers.
@@ -82,27 +79,27 @@ impl CacheGroups {
 
     /// The groups of layers whose caches are read through these masks, without recurrent states.
     pub(crate) fn of_masks(capacity: Capacity, masks: impl Iterator<Item = Mask>) -> Self {
-        let all = capacity.n_positions().div_ceil(PAGE);
-        let whole = CacheGroup {
+        let n_context_pages = capacity.n_positions().div_ceil(PAGE);
+        let all_positions = CacheGroup {
             mask: Mask::Causal,
             n_pages: capacity.n_pages(),
-            // As many as the context: group 0 never gives a page back.
+            // Enough for the whole context: group 0 never drops a page.
             max_pages_per_sequence: capacity.n_ctx.div_ceil(PAGE),
         };
-        let mut groups = vec![whole];
+        let mut groups = vec![all_positions];
         let of_mask = |mask: Mask| {
             let reach = match mask {
                 Mask::Window(n) | Mask::Chunk(n) => n,
                 Mask::Causal | Mask::Full | Mask::SymmetricWindow(_) => return 0,
             };
             // The positions that one append needs: its tokens, and what the first of them attends to before itself.
-            let most = reach.saturating_add(capacity.step()).saturating_sub(2).div_ceil(PAGE).saturating_add(1);
-            if most >= all {
+            let max_pages = reach.saturating_add(capacity.step()).saturating_sub(2).div_ceil(PAGE).saturating_add(1);
+            if max_pages >= n_context_pages {
                 return 0;
             }
             let n_windows = capacity.n_windows.unwrap_or(capacity.n_seq);
-            let n_pages = most.saturating_mul(n_windows).min(capacity.n_pages());
-            let group = CacheGroup { mask, n_pages, max_pages_per_sequence: most };
+            let n_pages = max_pages.saturating_mul(n_windows).min(capacity.n_pages());
+            let group = CacheGroup { mask, n_pages, max_pages_per_sequence: max_pages };
             groups.iter().position(|known| *known == group).unwrap_or_else(|| {
                 groups.push(group);
                 groups.len() - 1

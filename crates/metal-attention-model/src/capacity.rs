@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_work_are_named() {
+    fn numbers_out_of_range_are_named() {
         assert_eq!(SOME.out_of_range(), None);
         for (wrong, name) in [
             (Capacity { n_ctx: 0, ..SOME }, "the context length"),

@@ -131,7 +131,7 @@ pub enum ModelError {
     UnsupportedArchitecture {
         /// The name in the file.
         architecture: String,
-        /// What it needs that is not implemented, if known.
+        /// The missing part, if known.
         missing: Option<&'static str>,
         /// The supported names.
         supported: Vec<&'static str>,
@@ -143,7 +143,7 @@ pub enum ModelError {
         key: String,
         /// Its value.
         value: String,
-        /// What is missing.
+        /// The reason.
         why: &'static str,
     },
     /// A required metadata key is missing.

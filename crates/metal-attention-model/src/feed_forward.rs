@@ -49,14 +49,14 @@ pub enum Activation {
     Gelu,
     /// `max(x, 0)^2` (arXiv 2109.08668).
     ReluSquared,
-    /// Of gate and up: `g / (1 + exp(-1.702 g)) * (1 + u)` with `g = min(gate, limit)` and `u` clamped to
+    /// With gate and up: `g / (1 + exp(-1.702 g)) * (1 + u)`, where `g = min(gate, limit)` and `u` is up clamped to
     /// `-limit..=limit` (gpt-oss).
     ClampedSwiglu {
         /// The limit.
         limit: f32,
     },
-    /// GELU of the part of each element that is more than `n_std` standard deviations above the row's mean: `gelu(max(x
-    /// - mean - n_std * std, 0))` (Gemma 3n).
+    /// GELU of the part of each element that is more than `n_std` standard deviations above the mean of the row (Gemma
+    /// 3n): `gelu(max(x - mean - n_std * std, 0))`.
     SparseGelu {
         /// Standard deviations.
         n_std: f32,
@@ -76,7 +76,7 @@ pub struct Experts {
     pub biases: bool,
     /// Width of the experts' input and output, if it is not `n_embd`: `up(sum of experts(down(x)))` (Nemotron 3 Super).
     pub latent: Option<usize>,
-    /// How experts are chosen and weighted.
+    /// Choice and weights of the experts.
     pub router: Router,
     /// Norms around the experts besides those of the layer; the experts' input is then the residual stream (Gemma 4).
     pub expert_norms: Option<ExpertNorms>,
@@ -108,7 +108,7 @@ pub struct SharedExpert {
     pub plain_names: bool,
 }
 
-/// How a token's experts are chosen and weighted.
+/// Choice and weights of a token's experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Router {
     /// From the router's products to scores.

@@ -20,7 +20,9 @@ pub struct BatchToken {
 /// Logits of the tokens of a batch with `logits` set, in batch order: row-major `[n_rows, n_vocab]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits<'a> {
+    /// All rows.
     data: &'a [f32],
+    /// Length of a row.
     n_vocab: usize,
 }
 
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_have_no_more_tokens_or_results_than_there_is_room_for() {
+    fn micro_batches_respect_the_limits_of_tokens_and_outputs() {
         let shape = crate::ModelShape::named("smollm-135m").unwrap();
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
         let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: pos >= 3 }).collect();

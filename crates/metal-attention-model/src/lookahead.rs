@@ -98,7 +98,7 @@ mod tests {
 
     /// A page table of two pages for `n_seq` sequences.
     fn two_pages(n_seq: usize) -> PageTable {
-        let room = Capacity {
+        let capacity = Capacity {
             n_ctx: 2 * PAGE,
             n_seq,
             n_cache: Some(2 * PAGE),
@@ -106,7 +106,7 @@ mod tests {
             state_cache: 0,
             n_ubatch: PAGE,
         };
-        PageTable::new(&CacheGroups::of_masks(room, std::iter::empty()))
+        PageTable::new(&CacheGroups::of_masks(capacity, std::iter::empty()))
     }
 
     fn append(pages: &mut PageTable, batch: &[BatchToken]) {

@@ -112,7 +112,7 @@ impl PageTable {
     }
 
     /// Whether the [`pages`](Self::pages) of sequence `seq` are complete and numbered consecutively, in every group.
-    /// That is so if the cache was otherwise empty while the sequence grew, until a window moves on.
+    /// This is so if the cache was otherwise empty while the sequence grew, until a window moves on.
     pub fn pages_are_contiguous(&self, seq: usize) -> bool {
         self.pools
             .iter()

@@ -37,7 +37,7 @@ impl Phase {
 pub struct Profile {
     /// Name of the device, for display.
     pub device: String,
-    /// How untimed steps run differently, for display; `None` if they do not.
+    /// The way in which untimed steps run differently, for display; `None` if they do not.
     pub note: Option<&'static str>,
     /// The steps; a batch of several micro-batches is several steps.
     pub steps: Vec<ProfiledStep>,

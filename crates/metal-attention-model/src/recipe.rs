@@ -8,8 +8,8 @@
 //! | `F32`, `F16`, `BF16` | the same | |
 //! | `Q8_0`, `Q6_K`, `Q5_1`, `Q4_1`, `Q5_K_S`, `Q3_K_S` | the same, less `_S` | |
 //! | `Q4_0`, `Q5_0` | the same | with importance `Q4_1`, `Q5_1`: down in the first eighth |
-//! | `Q5_K_M` | `Q5_K` | `Q6_K`: value, down in layers that want more bits |
-//! | `Q4_K_M` | `Q4_K` | `Q6_K`: value, down in layers that want more bits |
+//! | `Q5_K_M` | `Q5_K` | `Q6_K`: value, down in layers with more bits |
+//! | `Q4_K_M` | `Q4_K` | `Q6_K`: value, down in layers with more bits |
 //! | `Q4_K_S` | `Q4_K` | `Q5_K`: value in the first 4 layers, down in the first eighth |
 //! | `Q3_K_L` | `Q3_K` | `Q5_K`: value, down, output |
 //! | `Q3_K_M` | `Q3_K` | `Q5_K`: value in the first 2 layers, down in the first sixteenth; `Q4_K`: the others, output |
@@ -28,10 +28,10 @@
 //! | `MXFP4_MOE` | `Q8_0` | `MXFP4`: experts |
 //! | `Q3_K`, `Q4_K`, `Q5_K`, `MXFP4`, `NVFP4` | the same | |
 //!
-//! The output head, or the table of embeddings where it is the head, too, is `Q6_K`; `Q5_K` below 3.4 bits; `Q8_0` with
-//! `Q8_0`, `MXFP4_MOE`, and where rows are not whole blocks. Models of 8 experts keep more of attention, models of 70B
-//! more of the values. Layers that want more bits are the first and last eighth and every third between. The last row of
-//! the table are types, not recipes: llama.cpp takes the first three for `_M`.
+//! The output head, or the embedding table if it is the head, is `Q6_K`; below 3.4 bits `Q5_K`; in `Q8_0` and
+//! `MXFP4_MOE`, and where rows are not whole blocks, `Q8_0`. Models with 8 experts get more bits for attention, 70B
+//! models for values. Layers with more bits are the first and the last eighth and every third between. The last row of
+//! the table are types, not recipes: llama.cpp uses the first three for `_M`.
 
 use metal_attention_gguf::{Metadata, TensorDecl, TensorType, Value};
 
@@ -54,7 +54,7 @@ pub struct Recipe {
     embedding: TensorType,
     /// Type of the output head, if its rows are whole blocks of `base`.
     head: TensorType,
-    /// What it shares with other recipes.
+    /// Properties that it shares with other recipes.
     family: Family,
     /// The first rule that applies gives a matrix its type.
     rules: &'static [TypeRule],
@@ -79,17 +79,25 @@ type TypeRule = (MatrixRole, fn(&MatrixPosition) -> bool, TensorType);
 /// The role of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MatrixRole {
+    /// The embedding table.
     Embedding,
+    /// The output head.
     Head,
+    /// Queries.
     Query,
+    /// Keys.
     Key,
     /// Values, also in a matrix with keys or queries.
     Value,
-    /// Attention's output.
+    /// Attention output.
     Output,
+    /// Gate of a feed-forward.
     Gate,
+    /// Up projection of a feed-forward.
     Up,
+    /// Down projection of a feed-forward.
     Down,
+    /// Any other.
     Other,
 }
 
@@ -110,14 +118,17 @@ struct MatrixPosition {
 }
 
 impl MatrixPosition {
+    /// In the first `n` layers.
     fn first(&self, n: usize) -> bool {
         self.layer < n
     }
 
+    /// In the first eighth of the layers.
     fn first_eighth(&self) -> bool {
         self.layer < self.n_layer / 8
     }
 
+    /// In the first sixteenth of the layers.
     fn first_sixteenth(&self) -> bool {
         self.layer < self.n_layer / 16
     }
@@ -139,6 +150,7 @@ impl MatrixPosition {
     }
 }
 
+/// The condition that is always true.
 fn always(_: &MatrixPosition) -> bool {
     true
 }
@@ -247,23 +259,28 @@ static RECIPES: &[Recipe] = &[
     plain("NVFP4", 39, NVFP4),
 ];
 
+/// A recipe of the family `Standard` with the head in `Q6_K`.
 const fn mix(name: &'static str, file_type: u32, base: TensorType, rules: &'static [TypeRule]) -> Recipe {
     Recipe { name, file_type, base, embedding: base, head: Q6_K, family: Family::Standard, rules }
 }
 
+/// A type that is no recipe.
 const fn plain(name: &'static str, file_type: u32, base: TensorType) -> Recipe {
     Recipe { family: Family::Plain, ..mix(name, file_type, base, &[]) }
 }
 
 impl Recipe {
+    /// The recipe with another type of the output head.
     const fn head(self, head: TensorType) -> Self {
         Self { head, ..self }
     }
 
+    /// The recipe with another type of the embedding table.
     const fn embedding(self, embedding: TensorType) -> Self {
         Self { embedding, ..self }
     }
 
+    /// The recipe in the family `Low` with the head in `Q5_K`.
     const fn low(self) -> Self {
         Self { family: Family::Low, head: Q5_K, ..self }
     }
@@ -400,13 +417,17 @@ pub struct TypeChoices {
 
 /// The properties of a model that rules depend on.
 struct ModelFacts<'a> {
+    /// Value of `general.architecture`; empty if missing.
     arch: &'a str,
+    /// Number of layers.
     n_layer: usize,
     /// Number of matrices with values.
     n_values: usize,
     /// Query heads for each KV head.
     gqa: usize,
+    /// Experts of a layer.
     n_expert: usize,
+    /// Whether it counts as a 70B model.
     is_70b: bool,
     /// Whether the embedding table is the output head.
     tied: bool,

@@ -10,7 +10,7 @@ pub enum RopeLayout {
     Halves,
 }
 
-/// How positions beyond the training context are mapped into its range.
+/// The mapping of positions beyond the training context into its range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.

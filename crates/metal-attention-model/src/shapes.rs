@@ -56,9 +56,9 @@ pub enum MetadataValue {
     L(&'static [u32]),
 }
 
-/// How Llama 3.1 and later stretch low RoPE frequencies: those with fewer than `low_freq_factor` rotations over the
-/// original context are divided by `factor`, those with more than `high_freq_factor` are kept, those between are
-/// blended (Llama 3 model card and reference code).
+/// The stretching of low RoPE frequencies in Llama 3.1 and later: those with fewer than `low_freq_factor` rotations
+/// over the original context are divided by `factor`, those with more than `high_freq_factor` are kept, those between
+/// are blended (Llama 3 model card and reference code).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeStretch {
     /// Largest divisor.
@@ -527,8 +527,8 @@ impl ModelShape {
     /// The small shape `custom` in an architecture; `None` if there is no such architecture.
     pub fn custom(architecture: &str) -> Option<Self> {
         let architecture = architectures::names().find(|name| *name == architecture)?;
-        let own = CUSTOM.iter().find(|(name, ..)| *name == architecture);
-        let (keys, biases) = own.map_or((&[][..], NO_BIASES), |(_, keys, biases)| (*keys, *biases));
+        let additions = CUSTOM.iter().find(|(name, ..)| *name == architecture);
+        let (keys, biases) = additions.map_or((&[][..], NO_BIASES), |(_, keys, biases)| (*keys, *biases));
         Some(Self { architecture, biases, keys, ..LLAMA })
     }
 

@@ -42,7 +42,7 @@ pub enum SnapshotError {
     /// The header is inconsistent.
     #[error("the snapshot is damaged: {why}")]
     Damaged {
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
 }
@@ -169,7 +169,9 @@ pub trait SequenceCache {
 /// The header of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
+    /// Layout of the cache.
     layout: CacheLayout,
+    /// Length of the sequence, and what is kept of it.
     extent: SequenceExtent,
 }
 

@@ -35,8 +35,8 @@ pub struct ModelSpec {
     pub output: Output,
 }
 
-/// The input of the first layer for token `id` at position `pos`: `norm(scale * table[id] + types[0] +
-/// positions[pos])`, `[n_embd]`.
+/// The input of the first layer for token `id` at position `pos`:
+/// `norm(scale * table[id] + types[0] + positions[pos])`, `[n_embd]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedding {
     /// Factor on the row of the embedding table.
@@ -55,8 +55,9 @@ pub struct Embedding {
 
 /// An additional embedding of the token for each layer, of `width` elements (Gemma 3n, Gemma 4).
 ///
-/// The input of layer `i` is elements `i * width..(i + 1) * width` of `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) /
-/// 2^1/2`, where `x` is the token's embedding. After the layer, `x += norm(proj(gelu(gate(x)) * input))`.
+/// The input of layer `i` is elements `i * width..(i + 1) * width` of
+/// `(norm(n_embd^-1/2 W x) + width^1/2 table[id]) / 2^1/2`, where `x` is the token's embedding. After the layer,
+/// `x += norm(proj(gelu(gate(x)) * input))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerLayerEmbedding {
     /// Elements of one layer's input.
@@ -141,7 +142,7 @@ pub struct LayerSpec {
     pub feed_forward: FeedForward,
     /// Norm of the feed-forward's result before it is added to the stream, if any.
     pub feed_forward_post_norm: Option<Norm>,
-    /// How both join the residual stream.
+    /// The way in which both join the residual stream.
     pub residual: Residual,
     /// Factor on the residual stream after the layer.
     pub output_scale: OutputScale,
@@ -157,12 +158,11 @@ pub enum OutputScale {
     Stored,
 }
 
-/// How mixer and feed-forward join the residual stream `x`.
+/// The way in which mixer and feed-forward join the residual stream `x`.
 ///
 /// In the formulas, `m(x) = mixer_post_norm(mixer(mixer_norm(x)))` and `f(x) =
 /// feed_forward_post_norm(feed_forward(feed_forward_norm(x)))`, where a missing norm is the identity. `Sequential` and
-/// `Parallel` occur with and without norms before and after. `PostNorm` has its own norms: its families have none of
-/// the four others.
+/// `Parallel` occur with and without these norms. `PostNorm` has its own norms, and none of these four.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual {
     /// `x += scale m(x); x += scale f(x)`.
@@ -224,7 +224,7 @@ pub struct Output {
     pub norm: Option<Norm>,
     /// The output head; `None` for encoders, which have no logits.
     pub head: Option<OutputHead>,
-    /// How the states of a sequence are pooled into its embedding. `None`: the file does not say.
+    /// Pooling of a sequence's states into its embedding. `None`: the file does not say.
     pub pooling: Option<Pooling>,
     /// The matrices that the pooled state goes through, in order, with nothing in between (EmbeddingGemma).
     pub dense: Vec<DenseOutput>,
@@ -264,7 +264,7 @@ pub struct DenseOutput {
 pub struct Classifier {
     /// Names of its results; empty for a reranker with one unnamed score.
     pub labels: Vec<String>,
-    /// How its input is pooled.
+    /// Pooling of its input.
     pub pooling: Pooling,
     /// Whether the activation is GELU (ModernBERT); otherwise tanh.
     pub gelu: bool,
@@ -274,7 +274,7 @@ pub struct Classifier {
     pub softmax: bool,
 }
 
-/// How the hidden states of a sequence's tokens become one state.
+/// The pooling of the hidden states of a sequence's tokens into one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
     /// The mean of all.
@@ -393,7 +393,8 @@ impl Mixer {
         }
     }
 
-    /// What the layer caches for each token. `None` if it reads another layer's cache, or has no attention.
+    /// The keys and values that the layer caches for each token. `None` if it reads another layer's cache, or has no
+    /// attention.
     ///
     /// Latent attention has one KV head. Its key is the compressed row (`kv_rank`) followed by the shared rotated key
     /// (`shared_dim`). Its value is the compressed row again: that is stored twice, as the layouts of keys and values

@@ -371,9 +371,9 @@ impl FileSource<'_> {
         prefix: &str,
         parts: [(&str, usize); N],
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        let own = parts.map(|(name, n)| self.vector(&format!("{prefix}{name}.bias"), n, Presence::Optional));
-        let own = own.into_iter().collect::<Result<Option<Vec<_>>, _>>()?;
-        Ok(own.map(|own| own.concat()))
+        let biases = parts.map(|(name, n)| self.vector(&format!("{prefix}{name}.bias"), n, Presence::Optional));
+        let biases = biases.into_iter().collect::<Result<Option<Vec<_>>, _>>()?;
+        Ok(biases.map(|biases| biases.concat()))
     }
 
     /// A range of rows of a matrix and of its bias.

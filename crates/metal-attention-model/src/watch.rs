@@ -15,7 +15,9 @@ pub struct Watch(Arc<WatchState>);
 /// The shared state.
 #[derive(Debug, Default)]
 struct WatchState {
+    /// Whether work is cancelled.
     cancelled: CacheLine<AtomicBool>,
+    /// Work done so far.
     done: CacheLine<AtomicU64>,
 }
 

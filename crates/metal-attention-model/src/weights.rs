@@ -427,7 +427,7 @@ impl<L> DenseWeights<L> {
         [self.gate.as_ref(), Some(&self.up), Some(&self.down)]
             .into_iter()
             .flatten()
-            .any(|own| std::ptr::eq(own, linear))
+            .any(|matrix| std::ptr::eq(matrix, linear))
     }
 
     fn map<'a, M, E>(&'a self, f: &mut dyn FnMut(&'a L) -> Result<M, E>) -> Result<DenseWeights<M>, E> {

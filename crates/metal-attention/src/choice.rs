@@ -35,7 +35,7 @@ pub enum Scores<'a> {
 pub struct AllowedTokens<'a> {
     /// Tokens that may not be chosen.
     pub forbidden: &'a [u32],
-    /// Of the others, those whose bit is set may be chosen: bit `id % 32` of word `id / 32`. `None`: all.
+    /// Among the others, only those whose bit is set: bit `id % 32` of word `id / 32`. `None`: all.
     pub mask: Option<&'a [u32]>,
 }
 

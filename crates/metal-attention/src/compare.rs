@@ -9,7 +9,7 @@ use crate::Error;
 /// Maximum bytes of logits that a pass returns at once.
 const MAX_LOGITS_BYTES: usize = 64 << 20;
 
-/// How the tokens of a comparison are evaluated.
+/// The way in which the tokens of a comparison are evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EvaluationMode {
     /// In prefill chunks of at most this many tokens.
@@ -81,7 +81,7 @@ pub struct Comparison {
     pub choices: Option<ArgmaxAgreement>,
 }
 
-/// How often two passes have the same argmax.
+/// The agreement of two passes' argmax.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ArgmaxAgreement {
     /// Number of positions with the same argmax.

@@ -18,7 +18,9 @@ pub trait Constraint: Send {
 
 /// A constraint in use, with a buffer for its mask.
 pub(crate) struct ActiveConstraint {
+    /// The constraint.
     constraint: Box<dyn Constraint>,
+    /// Buffer for the mask, `n_vocab.div_ceil(32)` words.
     mask: Vec<u32>,
 }
 

@@ -43,18 +43,26 @@ pub struct Pooler {
 /// An operation on the pooled state.
 #[derive(Debug, Clone)]
 enum PoolingOp {
+    /// A product with bias.
     Matrix(F32Matrix),
+    /// Tanh of each element.
     Tanh,
+    /// GELU of each element (the tanh approximation).
     Gelu,
+    /// A layer norm with this epsilon; its bias is not used.
     LayerNorm(NormWeights, f32),
+    /// Softmax over all elements.
     Softmax,
 }
 
 /// A matrix in F32, row-major `[n_out, n_in]`, with an optional bias `[n_out]`.
 #[derive(Debug, Clone)]
 struct F32Matrix {
+    /// Length of a row.
     n_in: usize,
+    /// The rows.
     weight: Vec<f32>,
+    /// The bias.
     bias: Option<Vec<f32>>,
 }
 

@@ -78,7 +78,7 @@ impl Default for EngineOptions {
 }
 
 /// A forward pass with the type of its backend, for what [`ForwardPass`] does not offer.
-#[allow(clippy::large_enum_variant)] // there are one or two of them
+#[allow(clippy::large_enum_variant)] // a program has one or two
 pub enum Backend {
     /// On the CPU.
     Cpu(CpuForwardPass),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_context_defaults_to_that_of_the_training() {
+    fn the_context_defaults_to_the_training_context() {
         let pass = Model::built_in().unwrap().forward_pass(&EngineOptions::default()).unwrap();
         assert_eq!(pass.n_ctx(), 512);
     }

@@ -62,7 +62,9 @@ pub struct GeneratedToken {
 ///
 /// It may be dropped early: the next [`Generator::generate`](crate::Generator::generate) resumes where it stopped.
 pub struct Generation<'a> {
+    /// Tokenizer of the model.
     tokenizer: &'a Tokenizer,
+    /// The sequence that is continued.
     sequence: &'a mut Sequence,
     /// Text of the tokens, with stop strings withheld.
     text: TextStream<'a>,

@@ -40,8 +40,11 @@ use crate::{
 /// # }
 /// ```
 pub struct Generator {
+    /// The model.
     model: Model,
+    /// Its tokenizer.
     tokenizer: Arc<Tokenizer>,
+    /// The sequence with its forward pass and sampler.
     sequence: Sequence,
 }
 

@@ -43,7 +43,9 @@ impl<F: FnMut(&[u32], &mut [f32]) -> Result<(), String> + Send> LogitsProcessor 
 
 /// A processor in use, with a buffer for the logits.
 pub(crate) struct ActiveProcessor {
+    /// The processor.
     processor: Box<dyn LogitsProcessor>,
+    /// Copy of the logits that the processor changes.
     logits: Vec<f32>,
 }
 

@@ -34,10 +34,10 @@ fn control_group_memory() -> Option<u64> {
     let folders = [format!("/sys/fs/cgroup{own}"), "/sys/fs/cgroup".to_owned()];
     folders.iter().find_map(|folder| {
         let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).ok();
-        let most: u64 = read("memory.max")?.trim().parse().ok()?;
+        let limit: u64 = read("memory.max")?.trim().parse().ok()?;
         let used: u64 = read("memory.current")?.trim().parse().ok()?;
         let file = read("memory.stat").and_then(|text| number_after(&text, "file")).unwrap_or(0);
-        Some(most.saturating_sub(used.saturating_sub(file)))
+        Some(limit.saturating_sub(used.saturating_sub(file)))
     })
 }
 
@@ -72,24 +72,24 @@ impl EngineOptions {
         let wanted = self.n_cache.unwrap_or(least).max(n_train);
         let budget = (free / n_passes.max(1) as u64).saturating_sub(weights) / 2;
         let fits = |n_pages: usize| self.cache_bytes(spec, n_train, n_pages * PAGE) <= budget;
-        // Binary search in pages: `room` fits (`least` is assumed to fit every device), `too_much` does not.
-        let (mut room, mut too_much) = (least.div_ceil(PAGE), wanted.div_ceil(PAGE) + 1);
-        while too_much - room > 1 {
-            let middle = room + (too_much - room) / 2;
+        // Binary search in pages: `fitting` fits (`least` is assumed to fit every device), `too_much` does not.
+        let (mut fitting, mut too_much) = (least.div_ceil(PAGE), wanted.div_ceil(PAGE) + 1);
+        while too_much - fitting > 1 {
+            let middle = fitting + (too_much - fitting) / 2;
             if fits(middle) {
-                room = middle;
+                fitting = middle;
             } else {
                 too_much = middle;
             }
         }
-        let n_cache = (room * PAGE).min(wanted.max(least));
+        let n_cache = (fitting * PAGE).min(wanted.max(least));
         Self { n_ctx: Some(n_train.min(n_cache)), n_cache: Some(n_cache), ..self.clone() }
     }
 
     /// Bytes of a KV cache of `n_cache` tokens for sequences of at most `n_ctx`, with recurrent states and RoPE cos/sin
     /// tables.
     fn cache_bytes(&self, spec: &ModelSpec, n_ctx: usize, n_cache: usize) -> u64 {
-        let room = Capacity {
+        let capacity = Capacity {
             n_ctx: n_ctx.min(n_cache),
             n_seq: self.n_seq,
             n_cache: Some(n_cache),
@@ -97,19 +97,19 @@ impl EngineOptions {
             state_cache: self.state_cache,
             n_ubatch: self.n_ubatch.unwrap_or(DEFAULT_UBATCH),
         };
-        let groups = CacheGroups::new(spec, room);
+        let groups = CacheGroups::new(spec, capacity);
         let mut ropes = Vec::new();
         for rope in spec.layers.iter().filter_map(|layer| layer.mixer.rope()) {
             if !ropes.contains(&rope) {
                 ropes.push(rope);
             }
         }
-        let of_position: u64 = ropes.iter().map(|rope| 4 * rope.n_rot as u64).sum();
+        let table_bytes_per_position: u64 = ropes.iter().map(|rope| 4 * rope.n_rot as u64).sum();
         groups
             .n_elements(spec)
             .saturating_mul(self.cache_type.bytes() as u64)
             .saturating_add(groups.states().map_or(0, |states| states.bytes()))
-            .saturating_add(of_position.saturating_mul(room.n_positions() as u64))
+            .saturating_add(table_bytes_per_position.saturating_mul(capacity.n_positions() as u64))
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_the_context_that_the_device_has_room_for() {
+    fn memory_bytes_include_the_context_that_fits_the_device() {
         let model = Model::built_in().unwrap();
         let weights = model.gguf().tensor_bytes();
         let of = |n_ctx, n_cache| EngineOptions { n_ctx, n_cache: Some(n_cache), long_context: Some(1), ..four() };

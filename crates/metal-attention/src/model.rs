@@ -33,9 +33,13 @@ pub struct Model {
 
 /// The shared contents of a [`Model`].
 struct ModelData {
+    /// The file.
     gguf: GgufFile,
+    /// Its structure and sizes.
     spec: ModelSpec,
+    /// Handles to its weights.
     weights: Weights,
+    /// How it was opened.
     options: ModelOptions,
     /// Built at its first use: a program that works with token ids needs none.
     tokenizer: OnceLock<Arc<Tokenizer>>,
@@ -131,6 +135,7 @@ pub fn table_digest(file: &GgufFile) -> [u8; 32] {
     table_hash(file).finalize().into()
 }
 
+/// The state of a SHA-256 of a file's metadata and of its tensors' names, shapes and types.
 fn table_hash(file: &GgufFile) -> Sha256 {
     let mut hash = HashWriter(Sha256::new());
     let mut write = |line: fmt::Arguments<'_>| hash.write_fmt(line).expect("hashing cannot fail");
@@ -143,6 +148,7 @@ fn table_hash(file: &GgufFile) -> Sha256 {
     hash.0
 }
 
+/// See [`Model::fingerprint`].
 fn fingerprint(file: &GgufFile) -> [u8; 32] {
     let mut hash = table_hash(file);
     for tensor in file.tensors() {

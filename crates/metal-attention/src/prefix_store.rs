@@ -216,7 +216,7 @@ impl PrefixStore {
         let snapshot = Snapshot::of_prefix(pass.cache(), seq, ids.len())?;
         let bytes = bytes_of(&snapshot, ids);
         if bytes > max_bytes {
-            // As long a prefix as there is time for. Layers with windows or states may have none that short.
+            // The longest prefix that there is time for. Layers with windows or states may have none that short.
             let page_len = pass.cache_pages().page_len;
             let n = (ids.len() as u128 * u128::from(max_bytes) / u128::from(bytes)) as usize / page_len * page_len;
             let n = pass.reachable(seq, n);

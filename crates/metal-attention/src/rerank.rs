@@ -40,31 +40,37 @@ pub enum RerankError {
 ///
 /// If the file has `tokenizer.chat_template.rerank`, the sequence is that template with `{query}` and `{document}`
 /// replaced. Control tokens are recognised in the template only: a query or a document that spells one is plain text.
-/// Otherwise the tokens are joined as the family was trained: `[CLS] query [SEP] document [SEP]` (BERT), `<s> query
-/// </s></s> document </s>` (XLM-RoBERTa).
+/// Otherwise the tokens are joined as the family was trained: `[CLS] query [SEP] document [SEP]` (BERT),
+/// `<s> query </s></s> document </s>` (XLM-RoBERTa).
 ///
 /// The outputs come from [`Pooler`](crate::Pooler).
 #[derive(Debug, Clone)]
 pub struct Reranker {
+    /// Tokenizer of the model.
     tokenizer: Arc<Tokenizer>,
-    /// How a pair is joined.
+    /// The format of a pair.
     form: PairFormat,
     /// Index of the output that is the score.
     score: usize,
 }
 
-/// How a query and a document become one token sequence.
+/// The format in which a query and a document become one token sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PairFormat {
+    /// A template.
     Template(Vec<TemplatePart>),
+    /// Query and document with tokens before, between and after them.
     Tokens { begin: Option<u32>, between: Vec<u32>, end: u32 },
 }
 
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum TemplatePart {
+    /// Text of the template.
     Text(String),
+    /// The query.
     Query,
+    /// The document.
     Document,
 }
 

@@ -60,14 +60,17 @@ impl Sequence {
         }
     }
 
+    /// The forward pass.
     pub fn pass(&self) -> &dyn ForwardPass {
         &*self.pass
     }
 
+    /// The forward pass, mutable.
     pub fn pass_mut(&mut self) -> &mut dyn ForwardPass {
         &mut *self.pass
     }
 
+    /// The sampler.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
     }
@@ -77,10 +80,12 @@ impl Sequence {
         self.sampler = sampler;
     }
 
+    /// Sets or removes the logits processor, from the next token on.
     pub fn set_processor(&mut self, processor: Option<Box<dyn LogitsProcessor>>) {
         self.processing = processor.map(ActiveProcessor::new);
     }
 
+    /// Sets or removes the constraint, from the next token on.
     pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
         self.constraint = constraint.map(ActiveConstraint::new);
     }
@@ -95,6 +100,7 @@ impl Sequence {
         self.prompt_ends = PrefixStore::new(bytes, None);
     }
 
+    /// The tokens: the prompt and the generated ones.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
@@ -360,7 +366,7 @@ mod tests {
         let options = EngineOptions { device: Device::Cpu, n_ubatch: Some(8), ..Default::default() };
         let sampling = SamplerOptions { seed: Some(9), repeat_penalty: 1.1, ..Default::default() };
         let new = || Sequence::new(model.forward_pass(&options).unwrap(), Sampler::new(sampling.clone()).unwrap());
-        let go_on = |sequence: &mut Sequence, start: &[u32], n: usize| {
+        let continue_to = |sequence: &mut Sequence, start: &[u32], n: usize| {
             sequence.start(start, |_, _| ControlFlow::Continue(())).unwrap();
             while sequence.ids().len() < n {
                 let id = sequence.step(&[]).unwrap();
@@ -369,9 +375,9 @@ mod tests {
             sequence.ids().to_vec()
         };
         let prompt = [1, 403, 407, 261, 378];
-        let whole = go_on(&mut new(), &prompt, 40);
+        let whole = continue_to(&mut new(), &prompt, 40);
         for cut in prompt.len()..whole.len() {
-            assert_eq!(go_on(&mut new(), &whole[..cut], whole.len()), whole, "cut at {cut}");
+            assert_eq!(continue_to(&mut new(), &whole[..cut], whole.len()), whole, "cut at {cut}");
         }
     }
 

@@ -65,7 +65,7 @@ pub enum SessionError {
     /// The file's contents are inconsistent.
     #[error("the session file is damaged: {why}")]
     Damaged {
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// The session is of another model, or of another file of the model.
@@ -120,6 +120,7 @@ impl From<SnapshotError> for SessionError {
 }
 
 impl SessionError {
+    /// The error of reading: `Cut` at an unexpected end of the file.
     fn from_read(source: io::Error) -> Self {
         if source.kind() == io::ErrorKind::UnexpectedEof { Self::Cut } else { Self::Read(source) }
     }
@@ -156,6 +157,7 @@ pub struct SavedSequence<'a> {
 /// An open session file. Its header has been read; [`restore`](Self::restore) or [`read`](Self::read) read the blocks.
 #[derive(Debug)]
 pub struct SessionFile {
+    /// The file, at the start of the blocks.
     input: BufReader<File>,
     /// Bytes of the file.
     bytes: u64,
@@ -230,7 +232,7 @@ impl SessionFile {
         if metadata.len() > expected {
             return damaged("it is longer than what is in it");
         }
-        Ok(Self { input: input.of, bytes: expected, fingerprint, note, ids, snapshot })
+        Ok(Self { input: input.inner, bytes: expected, fingerprint, note, ids, snapshot })
     }
 
     /// The program's note.
@@ -340,7 +342,7 @@ fn write_file(
         write_blocks(&mut out)?;
         out.write_sum().map_err(SessionError::Write)?;
     }
-    out.of.flush().map_err(SessionError::Write)?;
+    out.inner.flush().map_err(SessionError::Write)?;
     drop(out);
     let bytes = file.as_file().metadata().map_err(SessionError::Write)?.len();
     file.persist(&path).map_err(|error| SessionError::Write(error.error))?;
@@ -387,13 +389,15 @@ fn read_array<const N: usize>(input: &mut impl Read) -> Result<[u8; N], SessionE
 
 /// A reader or writer that computes the CRC-32 of what passes through it.
 struct Summed<T> {
-    of: T,
+    /// The reader or writer.
+    inner: T,
+    /// CRC-32 since the last checksum.
     sum: crc32fast::Hasher,
 }
 
 impl<T> Summed<T> {
-    fn new(of: T) -> Self {
-        Self { of, sum: crc32fast::Hasher::new() }
+    fn new(inner: T) -> Self {
+        Self { inner, sum: crc32fast::Hasher::new() }
     }
 
     /// The checksum since the last call.
@@ -403,22 +407,24 @@ impl<T> Summed<T> {
 }
 
 impl<T: Write> Summed<T> {
+    /// Writes the checksum.
     fn write_sum(&mut self) -> io::Result<()> {
         let sum = self.take_sum();
-        self.of.write_all(&sum)
+        self.inner.write_all(&sum)
     }
 }
 
 impl<T: Read> Summed<T> {
+    /// Reads a checksum; an error if it differs.
     fn check_sum(&mut self) -> Result<(), SessionError> {
         let sum = self.take_sum();
-        if read_array(&mut self.of)? == sum { Ok(()) } else { damaged("its checksum is wrong") }
+        if read_array(&mut self.inner)? == sum { Ok(()) } else { damaged("its checksum is wrong") }
     }
 }
 
 impl<T: Read> Read for Summed<T> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let n = self.of.read(bytes)?;
+        let n = self.inner.read(bytes)?;
         self.sum.update(&bytes[..n]);
         Ok(n)
     }
@@ -426,12 +432,12 @@ impl<T: Read> Read for Summed<T> {
 
 impl<T: Write> Write for Summed<T> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.of.write(bytes)?;
+        let n = self.inner.write(bytes)?;
         self.sum.update(&bytes[..n]);
         Ok(n)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.of.flush()
+        self.inner.flush()
     }
 }

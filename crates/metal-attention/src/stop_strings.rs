@@ -68,6 +68,7 @@ impl StopStrings {
 /// A stop string, with the state of its search.
 #[derive(Debug)]
 struct Needle {
+    /// The stop string.
     string: String,
     /// Length of the string's longest prefix that the text ends with.
     matched: usize,
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_an_end_is_a_new_text() {
+    fn text_after_the_end_is_a_new_text() {
         let mut stop = watch(&["aba"]);
         assert_eq!(stop.push("xaba"), ("x".into(), true));
         assert_eq!(stop.push("ba"), ("b".into(), false));

@@ -1,4 +1,5 @@
-//! Kimi Linear: Kimi Delta Attention in most layers, latent attention without positions in the others (arXiv 2510.26692).
+//! Kimi Linear: Kimi Delta Attention in most layers, latent attention without positions in the others (arXiv
+//! 2510.26692).
 
 use super::decoder::{around, check_heads};
 use super::deepseek::shared_experts;

@@ -4,8 +4,8 @@ use crate::Linear;
 use crate::tensors::{Presence, WeightSource};
 
 /// A feed-forward whose input is interpolated with that of the previous token. With the normalised inputs `x_t` and
-/// `x_(t-1)`, `x_m = x_t + (x_(t-1) - x_t) lerp_m` for `k` and `r`: `y = V max(K x_k, 0)^2`, multiplied by `sigmoid(R
-/// x_r)` if gated.
+/// `x_(t-1)`, `x_m = x_t + (x_(t-1) - x_t) lerp_m` for `k` and `r`: `y = V max(K x_k, 0)^2`, multiplied by
+/// `sigmoid(R x_r)` if gated.
 ///
 /// The recurrent state is `x` of the last token, `[n_embd]`.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -24,13 +24,13 @@ pub struct DeltaRuleSpec {
     pub n_tap: usize,
     /// Which value heads read which key head.
     pub sharing: KeySharing,
-    /// How decay and output gate are computed.
+    /// Form of the decay and the output gate.
     pub gates: DeltaGates,
     /// Epsilon of the norms.
     pub eps: f32,
 }
 
-/// How the decay and the output gate of a delta rule are computed.
+/// The form of the decay and the output gate of a delta rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaGates {
     /// One decay for each value head. Decay and gate are one product of the input each.

@@ -16,7 +16,7 @@ pub struct MambaSpec {
     pub dt_rank: usize,
     /// Taps of the convolution: the tokens that it covers, the newest included; at least 2.
     pub n_tap: usize,
-    /// RMSNorms of `dt`, `B` and `C`, if any.
+    /// Norms of `dt`, `B` and `C`, if any.
     pub norms: Option<MambaNorms>,
     /// Which channels share a decay.
     pub decay: MambaDecay,
@@ -36,8 +36,8 @@ pub struct MambaNorms {
 pub enum MambaDecay {
     /// None: `dt` and `D` for each channel, `A` for each channel and element of its state.
     Channels,
-    /// Those of a head: `dt`, `A` and `D` for each of this many heads (`PLaMo` 2). The input matrix then has the rows
-    /// of `z` and `x` of each head in turn, `W_x` gives `[B, C, dt]`, and the convolution has no bias.
+    /// The channels of a head: `dt`, `A` and `D` for each of this many heads (`PLaMo` 2). The input matrix then has the
+    /// rows of `z` and `x` of each head in turn, `W_x` gives `[B, C, dt]`, and the convolution has no bias.
     Heads(usize),
 }
 
@@ -60,8 +60,8 @@ impl MambaSpec {
         }
     }
 
-    /// F32 elements of the state: the convolution's last inputs, oldest first, `[n_tap - 1, width]`, then `[d_state,
-    /// width]`, or with heads `[n_head, d_state, width / n_head]`.
+    /// F32 elements of the state: the convolution's last inputs, oldest first, `[n_tap - 1, width]`, then
+    /// `[d_state, width]`, or with heads `[n_head, d_state, width / n_head]`.
     pub fn state_elements(&self) -> usize {
         (self.n_tap - 1 + self.d_state) * self.width
     }

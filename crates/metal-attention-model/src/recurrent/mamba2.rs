@@ -3,8 +3,9 @@
 use crate::Linear;
 use crate::tensors::{Presence, WeightSource};
 
-/// Mamba-2's mixer. With `[z, xBC, dt] = W_in h`, `[x, B, C] = silu(conv(xBC) + bias)` and `dt = softplus(dt +
-/// dt_bias)`, each head has `S = exp(dt A) S + dt B^T x; y = C S + D x`; then `W_out norm(y * silu(z))`.
+/// Mamba-2's mixer. With `[z, xBC, dt] = W_in h`, `[x, B, C] = silu(conv(xBC) + bias)` and
+/// `dt = softplus(dt + dt_bias)`, each head has `S = exp(dt A) S + dt B^T x; y = C S + D x`; then
+/// `W_out norm(y * silu(z))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mamba2Spec {
     /// Heads.

@@ -18,8 +18,8 @@ const HEAD_NORM_EPS: f32 = 64e-5;
 /// - each head's state: `o = r (S + diag(u) k^T v)`, `S = diag(w) S + k^T v`, with a bonus `u` for each channel,
 /// - `y = silu(g) norm(o)`, norm over each head; then the output matrix.
 ///
-/// Without a bonus it is gated linear attention: `k *= 1 - w`, `S = diag(w) S + k^T v`, `o = r S / head_dim^(1/2)`, `y
-/// = sigmoid(g) o`, and several heads may share their keys and values.
+/// Without a bonus it is gated linear attention: `k *= 1 - w`, `S = diag(w) S + k^T v`, `o = r S / head_dim^(1/2)`,
+/// `y = sigmoid(g) o`, and several heads may share their keys and values.
 ///
 /// The recurrent state: each head's `S`, `[head_dim, head_dim]`, one row for each element of the key, followed by `x`
 /// of the last token, `[width]`.

@@ -12,8 +12,8 @@ const HEAD_NORM_EPS: f32 = 64e-5;
 ///
 /// - token shift: `x_m = x_t + (x_(t-1) - x_t) lerp_m` for each `m` of `r w k v a g`,
 /// - `r = R x_r`, `k = K x_k`, `v = V x_v`,
-/// - decay `w = exp(-e^(-1/2) sigmoid(w0 + W2 tanh(W1 x_w)))`, rate `a = sigmoid(a0 + A2 A1 x_a)`, gate `g = G2
-///   sigmoid(G1 x_g)`,
+/// - decay `w = exp(-e^(-1/2) sigmoid(w0 + W2 tanh(W1 x_w)))`, rate `a = sigmoid(a0 + A2 A1 x_a)`, gate
+///   `g = G2 sigmoid(G1 x_g)`,
 /// - in all layers but the first `v += (v_first - v) sigmoid(v0 + V2 V1 x_v)`, with the first layer's values,
 /// - `kappa = k k_k`, each head of it divided by its length; `k *= 1 + (a - 1) k_a`,
 /// - each head's state: `S = diag(w) S - (a kappa)^T (kappa S) + k^T v`, `o = r S`,
@@ -66,8 +66,8 @@ impl Rwkv7Spec {
 /// The weights of RWKV-7's time mix.
 #[derive(Debug, Clone)]
 pub struct Rwkv7Weights<L = Linear> {
-    /// Interpolation factors towards the previous token's input: of `r w k v a`, and `g` if there is a gate, `[n_mix,
-    /// width]`.
+    /// Interpolation factors towards the previous token's input: of `r w k v a`, and `g` if there is a gate,
+    /// `[n_mix, width]`.
     pub lerps: Vec<f32>,
     /// Receptance, `[width, n_embd]`.
     pub receptance: L,

@@ -85,7 +85,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
         }),
         None => None,
     };
-    let output = head.map(|own| own.unwrap_or_else(|| token_embd.clone()));
+    let output = head.map(|tensor| tensor.unwrap_or_else(|| token_embd.clone()));
     Ok(Weights {
         token_embd,
         token_type,
@@ -104,6 +104,7 @@ pub(crate) fn build<S: WeightSource>(spec: &ModelSpec, source: &mut S) -> Result
 
 /// The parts of [`build`] that need the source.
 struct Builder<'s, S> {
+    /// The source of the weights.
     source: &'s mut S,
 }
 
@@ -183,10 +184,10 @@ impl<S: WeightSource> Builder<'_, S> {
             }
         };
         let per_layer = match &spec.embedding.per_layer {
-            Some(own) => Some(PerLayerWeights {
-                gate: self.matrix(&format!("{p}inp_gate"), [n_embd, own.width])?,
-                proj: self.matrix(&format!("{p}proj"), [own.width, n_embd])?,
-                post_norm: self.one_norm(own.post_norm, &p, n_embd)?,
+            Some(embedding) => Some(PerLayerWeights {
+                gate: self.matrix(&format!("{p}inp_gate"), [n_embd, embedding.width])?,
+                proj: self.matrix(&format!("{p}proj"), [embedding.width, n_embd])?,
+                post_norm: self.one_norm(embedding.post_norm, &p, n_embd)?,
             }),
             None => None,
         };
@@ -360,10 +361,10 @@ impl<S: WeightSource> Builder<'_, S> {
             shared = Some(self.dense(&s.dense, p, suffix, n_embd)?);
         }
         let expert_norms = match e.expert_norms {
-            Some(own) => Some([
-                self.one_norm(own.input, p, n_embd)?,
-                self.one_norm(own.result, p, n_embd)?,
-                self.one_norm(own.shared_result, p, n_embd)?,
+            Some(norms) => Some([
+                self.one_norm(norms.input, p, n_embd)?,
+                self.one_norm(norms.result, p, n_embd)?,
+                self.one_norm(norms.shared_result, p, n_embd)?,
             ]),
             None => None,
         };

@@ -5,7 +5,9 @@ use std::cmp::Ordering;
 /// A token with its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct TokenCandidate {
+    /// The token's id.
     pub id: u32,
+    /// Its logit.
     pub logit: f32,
 }
 

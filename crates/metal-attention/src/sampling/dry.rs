@@ -13,9 +13,13 @@ pub const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// The DRY penalty of one sequence: its last tokens, and the options.
 #[derive(Debug)]
 pub(super) struct Dry {
+    /// [`SamplerOptions::dry_multiplier`].
     multiplier: f32,
+    /// [`SamplerOptions::dry_base`].
     base: f32,
+    /// [`SamplerOptions::dry_allowed_length`].
     allowed_length: usize,
+    /// [`SamplerOptions::dry_penalty_last_n`].
     last_n: usize,
     /// Tokens that end a repetition.
     breakers: HashSet<u32>,

@@ -13,7 +13,7 @@ pub enum SamplingError {
         option: &'static str,
         /// The number that was given.
         value: f32,
-        /// What would be accepted, and what turns the option off.
+        /// The accepted range, and the value that turns the option off.
         allowed: &'static str,
     },
     /// A logit bias that is not a number, or plus infinity.

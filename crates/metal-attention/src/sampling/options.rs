@@ -121,7 +121,7 @@ impl FromStr for SamplerKind {
     }
 }
 
-/// How the next token is chosen. The default values and the default order are llama.cpp's.
+/// The options of a sampler. The default values and the default order are llama.cpp's.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct SamplerOptions {
     /// Divisor of the logits: below 1 sharpens the distribution, above 1 flattens it. 0 chooses the highest logit after
@@ -148,12 +148,12 @@ pub struct SamplerOptions {
     pub top_n_sigma: f32,
     /// Minimum number of tokens that top-p, min-p, typical-p and XTC keep.
     pub min_keep: usize,
-    /// How often, from 0 (never) to 1, the most probable tokens are excluded.
+    /// Probability with which the most probable tokens are excluded; 0 turns it off.
     pub xtc_probability: f32,
     /// The probability that a token needs to count among the most probable
     /// ones; above 0.5 turns it off.
     pub xtc_threshold: f32,
-    /// How many of the last tokens the three penalties consider; 0 turns them off, `usize::MAX` is the whole sequence.
+    /// Number of last tokens that the three penalties consider; 0 turns them off, `usize::MAX` is the whole sequence.
     pub penalty_last_n: usize,
     /// Positive logits of tokens in the window are divided by it, others multiplied; 1 turns it off.
     pub repeat_penalty: f32,
@@ -169,7 +169,7 @@ pub struct SamplerOptions {
     pub dry_base: f32,
     /// Minimum length in tokens of a repetition that is penalised.
     pub dry_allowed_length: usize,
-    /// How many of the last tokens DRY considers; 0 turns it off, `usize::MAX` is the whole sequence.
+    /// Number of last tokens that DRY considers; 0 turns it off, `usize::MAX` is the whole sequence.
     pub dry_penalty_last_n: usize,
     /// Strings that end a repetition: DRY does not penalise a token that contains one, nor consider what precedes it.
     pub dry_sequence_breakers: Vec<String>,

@@ -8,13 +8,17 @@ use super::candidates::Candidates;
 /// The penalties of one sequence: its last tokens, and the options.
 #[derive(Debug)]
 pub(super) struct Penalties {
+    /// [`SamplerOptions::penalty_last_n`].
     last_n: usize,
+    /// [`SamplerOptions::repeat_penalty`].
     repeat: f32,
+    /// [`SamplerOptions::frequency_penalty`].
     frequency: f32,
+    /// [`SamplerOptions::presence_penalty`].
     presence: f32,
     /// At most `last_n` tokens, the oldest first.
     window: VecDeque<u32>,
-    /// How often each token is in the window.
+    /// Occurrences of each token in the window.
     counts: HashMap<u32, u32>,
 }
 

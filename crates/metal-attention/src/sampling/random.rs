@@ -11,6 +11,7 @@ const WORDS_OF_A_POSITION: u128 = 16;
 pub(super) struct RandomNumbers {
     /// The seed.
     seed: u64,
+    /// Generator of the numbers.
     rng: ChaCha8Rng,
     /// The current position.
     position: u64,

@@ -26,6 +26,7 @@ const SPARE: usize = 8;
 /// Its buffers are reused: after the first token it allocates only what the penalties' windows need.
 #[derive(Debug)]
 pub struct Sampler {
+    /// The options.
     options: SamplerOptions,
     /// The samplers that have an effect, in order.
     chain: Vec<SamplerKind>,
@@ -259,6 +260,6 @@ impl Sampler {
 enum Needed {
     /// This many of the highest logits.
     Highest(usize),
-    /// Those with at least the highest logit plus this (negative) number.
+    /// The logits that are at least the highest plus this (negative) number.
     Above(f32),
 }

@@ -201,12 +201,13 @@ impl<'t> Engine<'t> {
     /// that each gets further. The preempted sequence's pages stay in the KV cache while there is capacity. False if no
     /// sequence qualifies.
     fn preempt_for(&mut self, client: Client) -> bool {
-        let had_turn =
+        let slice_is_over =
             |r: &RunningSequence<'_>| r.progressed_at.is_some_and(|since| since.elapsed() >= self.options.time_slice);
-        let others = self.running.iter().enumerate().filter(|(_, r)| r.sequence.client != client && had_turn(r));
-        let longest = others.max_by_key(|(_, r)| (self.n_running(r.sequence.client), Reverse(r.progressed_at)));
-        let own = self.n_running(client);
-        let Some((i, _)) = longest.filter(|(_, r)| own == 0 || self.n_running(r.sequence.client) >= own + 2) else {
+        let others = self.running.iter().enumerate().filter(|(_, r)| r.sequence.client != client && slice_is_over(r));
+        let candidate = others.max_by_key(|(_, r)| (self.n_running(r.sequence.client), Reverse(r.progressed_at)));
+        let n_own = self.n_running(client);
+        let Some((i, _)) = candidate.filter(|(_, r)| n_own == 0 || self.n_running(r.sequence.client) >= n_own + 2)
+        else {
             return false;
         };
         self.preempt(i);
@@ -251,7 +252,7 @@ impl<'t> Engine<'t> {
             longest_prefix(ids, evaluated.chain(self.sequences.all_idle()), |seq, n| self.pass.reachable(seq, n));
         let cached = prefix.map_or(0, |prefix| prefix.n_tokens);
         let is_prompt = |r: &RunningSequence<'_>| r.sequence.ids.len() > self.pass.n_past(r.seq) + 1;
-        let comes = |(i, r): (usize, &RunningSequence<'_>)| {
+        let is_coming = |(i, r): (usize, &RunningSequence<'_>)| {
             let n = n_common(ids, &r.sequence.ids);
             // Waiting for a sequence of another client pays only if that gets all of its client's share of a step.
             let has_share = |r: &RunningSequence<'_>| {
@@ -259,7 +260,7 @@ impl<'t> Engine<'t> {
             };
             n > self.pass.n_past(r.seq) && n >= cached + WORTH_WAITING && (r.sequence.client == client || has_share(r))
         };
-        if self.running.iter().enumerate().any(comes) {
+        if self.running.iter().enumerate().any(is_coming) {
             return Placement::AwaitPrefix;
         }
         let page_len = self.pass.cache_pages().page_len;
@@ -339,9 +340,9 @@ impl<'t> Engine<'t> {
     ) -> Result<T, SnapshotError> {
         loop {
             let outcome = restore(self);
-            let has_no_room = outcome.as_ref().is_err_and(is_capacity_error);
+            let lacks_capacity = outcome.as_ref().is_err_and(is_capacity_error);
             match self.sequences.oldest_idle(None) {
-                Some(seq) if has_no_room => self.store_and_evict(seq),
+                Some(seq) if lacks_capacity => self.store_and_evict(seq),
                 Some(_) | None => return outcome,
             }
         }
@@ -351,24 +352,25 @@ impl<'t> Engine<'t> {
     /// nothing evicted, if there is not enough capacity.
     fn fresh_sequence_beside(&mut self, n_tokens: usize, prefix: CachedPrefix) -> Option<usize> {
         let seq = self.sequences.empty().or_else(|| self.sequences.oldest_idle(Some(prefix.seq)))?;
-        let whole = CachedPrefix { n_tokens: self.pass.n_past(prefix.seq), ..prefix };
-        if !self.fits(n_tokens, Some(whole)) {
+        let all_evaluated = CachedPrefix { n_tokens: self.pass.n_past(prefix.seq), ..prefix };
+        if !self.fits(n_tokens, Some(all_evaluated)) {
             return None;
         }
         self.store_and_evict(seq);
-        self.free_pages_for(n_tokens, Some(whole)).then_some(seq)
+        self.free_pages_for(n_tokens, Some(all_evaluated)).then_some(seq)
     }
 
-    /// Pages for `n_tokens` tokens plus those that running sequences and embeddings will soon need (one more page
-    /// each), so that a new sequence is not preempted again at once.
+    /// Pages for `n_tokens` tokens plus those that running sequences (one page more than they have tokens for) and
+    /// embeddings (all tokens) still lack, so that a new sequence is not preempted again at once.
     fn pages_needed(&self, n_tokens: usize) -> usize {
         let page_len = self.pass.cache_pages().page_len;
-        let of = |n: usize| n.div_ceil(page_len);
+        let pages_for = |n: usize| n.div_ceil(page_len);
         let soon = |n: usize| (n + page_len).min(self.pass.n_ctx());
         let running = self.running.iter().map(|r| (r.seq, soon(r.sequence.ids.len())));
         let embeddings = self.embeddings.iter().map(|run| (run.seq, run.n_tokens()));
-        let missing = running.chain(embeddings).map(|(seq, n)| of(n).saturating_sub(of(self.pass.n_past(seq))));
-        missing.sum::<usize>() + of(n_tokens)
+        let missing =
+            running.chain(embeddings).map(|(seq, n)| pages_for(n).saturating_sub(pages_for(self.pass.n_past(seq))));
+        missing.sum::<usize>() + pages_for(n_tokens)
     }
 
     /// Whether `n_tokens` tokens fit once all idle cache sequences are evicted, except the prefix `kept` of one. Always
@@ -384,14 +386,14 @@ impl<'t> Engine<'t> {
         let of_kept = kept.filter(|kept| !busy.contains(&kept.seq)).map_or(0, |CachedPrefix { seq, n_tokens: n }| {
             let both: Vec<_> = busy.iter().copied().chain([seq]).collect();
             // The pages that it shares with busy ones are its first.
-            let own = self.pass.pages_held(&both) - n_busy;
-            own.saturating_sub(self.pass.n_past(seq).div_ceil(pages.page_len) - n.div_ceil(pages.page_len))
+            let n_pages = self.pass.pages_held(&both) - n_busy;
+            n_pages.saturating_sub(self.pass.n_past(seq).div_ceil(pages.page_len) - n.div_ceil(pages.page_len))
         });
         pages.total - n_busy - of_kept >= self.pages_needed(n_tokens)
     }
 
     /// Evicts idle cache sequences, except that of `kept`, until `n_tokens` tokens fit. False, with nothing evicted, if
-    /// they never will.
+    /// evicting all of them would not be enough.
     fn free_pages_for(&mut self, n_tokens: usize, kept: Option<CachedPrefix>) -> bool {
         if !self.fits(n_tokens, kept) {
             return false;

@@ -26,8 +26,8 @@ impl BatchSizer {
     /// Maximum number of prefill tokens in a step with `n_decode` decode tokens. `hurry`: other sequences wait for the
     /// step's end. Without it only the maximum of a step counts.
     pub fn prompt_tokens(&self, n_decode: usize, hurry: bool) -> usize {
-        let room = self.n_batch - n_decode;
-        if hurry { self.n_tokens.saturating_sub(n_decode).max(LEAST).min(room) } else { room }
+        let capacity = self.n_batch - n_decode;
+        if hurry { self.n_tokens.saturating_sub(n_decode).max(LEAST).min(capacity) } else { capacity }
     }
 
     /// Records that a step of `n_tokens` tokens took `time`.

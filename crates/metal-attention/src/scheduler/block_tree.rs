@@ -48,6 +48,7 @@ pub(super) struct EvaluatedSequence<'a> {
 pub(super) struct BlockTree {
     /// Tokens of a block.
     page_len: usize,
+    /// Receives the changes.
     observer: CacheObserver,
     /// All blocks.
     nodes: HashMap<BlockId, BlockNode>,
@@ -61,8 +62,11 @@ pub(super) struct BlockTree {
 
 /// One block of the tree.
 struct BlockNode {
+    /// The block before it; `None` at the start of a sequence.
     parent: Option<BlockId>,
+    /// The blocks that follow it.
     children: Vec<BlockId>,
+    /// Its tokens.
     tokens: Vec<u32>,
     /// Number of cache sequences that hold it.
     n_held: usize,
@@ -71,7 +75,9 @@ struct BlockNode {
 /// The blocks of one cache sequence.
 #[derive(Clone, Default)]
 struct SequenceBlocks {
+    /// Use number of the cache sequence at the last update.
     use_number: u64,
+    /// Its blocks, in order.
     blocks: Vec<BlockId>,
 }
 
@@ -159,6 +165,7 @@ impl BlockTree {
         true
     }
 
+    /// The node of a block, which exists.
     fn node(&mut self, block: BlockId) -> &mut BlockNode {
         self.nodes.get_mut(&block).expect("sequences hold blocks that there are")
     }

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_client_has_a_line_of_its_own() {
+    fn each_client_has_its_own_queue() {
         let (a, b) = (Client::Key(0), Client::Key(1));
         let mut queues = ClientQueues::default();
         for (client, item) in [(a, 1), (a, 2), (b, 3), (a, 4)] {

@@ -9,7 +9,7 @@ use super::Client;
 #[derive(Debug, Default)]
 pub(super) struct ClientRing {
     /// For each waiting client the value of `now` when it was served last, or joined.
-    since: BTreeMap<Client, u64>,
+    last_served: BTreeMap<Client, u64>,
     /// Counts servings.
     now: u64,
 }
@@ -17,9 +17,9 @@ pub(super) struct ClientRing {
 impl ClientRing {
     /// Sets the waiting clients: others are dropped, new ones join at the end.
     pub fn update(&mut self, waiting: &[Client]) {
-        self.since.retain(|client, _| waiting.contains(client));
+        self.last_served.retain(|client, _| waiting.contains(client));
         for &client in waiting {
-            if !self.since.contains_key(&client) {
+            if !self.last_served.contains_key(&client) {
                 self.served(client);
             }
         }
@@ -27,13 +27,13 @@ impl ClientRing {
 
     /// The rank of a client; the smallest is served next.
     pub fn rank(&self, client: Client) -> u64 {
-        self.since.get(&client).copied().unwrap_or(self.now)
+        self.last_served.get(&client).copied().unwrap_or(self.now)
     }
 
     /// Moves a client to the end.
     pub fn served(&mut self, client: Client) {
         self.now += 1;
-        self.since.insert(client, self.now);
+        self.last_served.insert(client, self.now);
     }
 }
 
@@ -106,12 +106,12 @@ mod tests {
         #[test]
         fn no_token_is_wasted_and_no_client_has_more_than_its_share(
             wanted in prop::collection::vec((0..5usize, 0..200usize), 0..12),
-            room in 0..300usize,
+            n_tokens in 0..300usize,
         ) {
             let wanted: Vec<(Client, usize)> = wanted.into_iter().map(|(key, n)| (Client::Key(key), n)).collect();
-            let shares = split_tokens(&wanted, room);
+            let shares = split_tokens(&wanted, n_tokens);
             let total: usize = wanted.iter().map(|(_, n)| n).sum();
-            prop_assert_eq!(shares.iter().sum::<usize>(), total.min(room));
+            prop_assert_eq!(shares.iter().sum::<usize>(), total.min(n_tokens));
             let of = |client: Client| {
                 let one = |i: usize| (wanted[i].0 == client).then_some((wanted[i].1, shares[i]));
                 (0..wanted.len()).filter_map(one).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))

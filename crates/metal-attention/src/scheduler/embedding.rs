@@ -14,6 +14,7 @@ pub(super) const MAX_LOGITS_BYTES: usize = 64 << 20;
 
 /// An embedding in progress.
 pub(super) struct EmbeddingRun {
+    /// The request.
     request: EmbeddingRequest,
     /// Number in the order of the start; larger is younger.
     number: u64,

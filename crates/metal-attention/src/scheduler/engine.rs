@@ -45,12 +45,15 @@ pub(super) struct RunningSequence<'t> {
 
 /// The forward pass and all that the scheduler's thread keeps about requests.
 pub(super) struct Engine<'t> {
+    /// The forward pass.
     pub pass: Box<dyn ForwardPass>,
     /// Makes embeddings and scores of hidden states.
     pub pooler: Pooler,
+    /// Tokenizer of the model.
     pub tokenizer: &'t Tokenizer,
     /// The queue that the callers' threads write to.
     pub shared: Arc<SharedQueue>,
+    /// Options of the scheduler.
     pub options: SchedulerOptions,
     /// Use of each cache sequence.
     pub sequences: SequencePool,
@@ -135,14 +138,15 @@ impl<'t> Engine<'t> {
     /// Brings an idle device up to its clock for an announced request, until that arrives. Announcements without
     /// requests wake the device once a minute at most.
     fn wake(&mut self) {
-        let since = |then: Option<Instant>| then.map_or(Duration::MAX, |then| then.elapsed());
-        if since(self.worked) >= ASLEEP_AFTER && since(self.woken) >= WAKE_AGAIN_AFTER {
+        let elapsed = |then: Option<Instant>| then.map_or(Duration::MAX, |then| then.elapsed());
+        if elapsed(self.worked) >= ASLEEP_AFTER && elapsed(self.woken) >= WAKE_AGAIN_AFTER {
             let shared = Arc::clone(&self.shared);
             wake(&mut *self.pass, || !shared.queue().is_idle());
             self.woken = Some(Instant::now());
         }
     }
 
+    /// Whether there is nothing to do.
     fn is_idle(&self) -> bool {
         let queue = self.shared.queue();
         self.running.is_empty()
@@ -158,15 +162,15 @@ impl<'t> Engine<'t> {
         let now = Instant::now();
         let mut queue = self.shared.queue();
         let closed = queue.closing.is_some_and(|deadline| now >= deadline);
-        let over = |abandoned: bool, deadline: Option<Instant>| {
+        let end_reason = |abandoned: bool, deadline: Option<Instant>| {
             if abandoned || closed {
                 Some(FinishReason::Cancelled)
             } else {
                 deadline.filter(|&deadline| now >= deadline).map(|_| FinishReason::Deadline)
             }
         };
-        let ended = queue.generations.extract(|s: &Submission| over(s.events.is_closed(), s.request.deadline));
-        let embeddings = queue.embeddings.extract(|request| over(request.answer.is_closed(), None));
+        let ended = queue.generations.extract(|s: &Submission| end_reason(s.events.is_closed(), s.request.deadline));
+        let embeddings = queue.embeddings.extract(|request| end_reason(request.answer.is_closed(), None));
         drop(queue);
         for (submission, reason) in ended {
             let sequence = self.new_sequence(submission);
@@ -176,19 +180,19 @@ impl<'t> Engine<'t> {
             let _ = request.answer.send(Err(RequestError::ShutDown));
         }
         for i in (0..self.preempted.len()).rev() {
-            if let Some(reason) = over(self.preempted[i].is_abandoned(), self.preempted[i].deadline) {
+            if let Some(reason) = end_reason(self.preempted[i].is_abandoned(), self.preempted[i].deadline) {
                 let sequence = self.preempted.remove(i);
                 self.answer(sequence, Ok(reason));
             }
         }
         for i in (0..self.running.len()).rev() {
             let sequence = &self.running[i].sequence;
-            if let Some(reason) = over(sequence.is_abandoned(), sequence.deadline) {
+            if let Some(reason) = end_reason(sequence.is_abandoned(), sequence.deadline) {
                 self.end(i, Ok(reason));
             }
         }
         for i in (0..self.embeddings.len()).rev() {
-            if over(self.embeddings[i].is_abandoned(), None).is_some() {
+            if end_reason(self.embeddings[i].is_abandoned(), None).is_some() {
                 self.drop_embedding(i, RequestError::ShutDown);
             }
         }

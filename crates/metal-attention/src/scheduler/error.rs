@@ -14,7 +14,7 @@ pub enum StartError {
         option: &'static str,
         /// The number that was given.
         value: usize,
-        /// What would be accepted.
+        /// The accepted range.
         allowed: String,
     },
     /// The model has no supported tokenizer.

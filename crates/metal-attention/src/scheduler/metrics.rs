@@ -167,7 +167,7 @@ impl Metrics {
     pub(super) fn count_step(&mut self, n: usize) {
         self.steps += 1;
         self.batch_tokens += n as u64;
-        self.batch_sizes[BATCH_SIZE_BUCKETS.iter().position(|&most| n <= most).unwrap_or(BATCH_SIZE_BUCKETS.len())] +=
-            1;
+        self.batch_sizes
+            [BATCH_SIZE_BUCKETS.iter().position(|&bound| n <= bound).unwrap_or(BATCH_SIZE_BUCKETS.len())] += 1;
     }
 }

@@ -122,6 +122,7 @@ pub struct Scheduler {
     handle: Arc<Handle>,
 }
 
+/// State that all clones of a [`Scheduler`] share.
 struct Handle {
     /// Queue to the engine's thread.
     shared: Arc<SharedQueue>,
@@ -188,6 +189,7 @@ impl Scheduler {
         Self::start_with(pass, model, options, Some(observer))
     }
 
+    /// [`start`](Self::start) with or without an observer.
     fn start_with(
         pass: Box<dyn ForwardPass>,
         model: Arc<Model>,
@@ -197,7 +199,7 @@ impl Scheduler {
         options.check(&*pass)?;
         let tokenizer = model.tokenizer()?;
         let shared = Arc::new(SharedQueue::default());
-        let (told, defect) = watch::channel(None);
+        let (defect_sender, defect) = watch::channel(None);
         let pages = pass.cache_pages();
         let handle = Handle {
             shared: Arc::clone(&shared),
@@ -213,14 +215,14 @@ impl Scheduler {
             defect,
         };
         let run = move || {
-            let told = told;
+            let defect_sender = defect_sender;
             let _end = EndQueue(Arc::clone(&shared));
             let mut engine = Engine::new(pass, &model, &tokenizer, Arc::clone(&shared), options, observer);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| engine.run())) {
                 let why = panic_message(&*panic);
                 tracing::error!("the engine met a defect and has ended: {why}");
                 // The defect is set before clients see their requests fail, so that they can read it.
-                told.send_replace(Some(why.into()));
+                defect_sender.send_replace(Some(why.into()));
                 shared.end(true);
                 engine.fail();
             }
@@ -274,13 +276,14 @@ impl Scheduler {
         self.counted(self.queue_embedding(client, ids, RequestedOutput::Embedding))
     }
 
-    /// Submits a sequence of `client` for the logits after each of its tokens from position `from` on: `[n_tokens -
-    /// from, n_vocab]`, row-major. Errors are those of [`submit`](Self::submit), and `NoLogits`.
+    /// Submits a sequence of `client` for the logits after each of its tokens from position `from` on:
+    /// `[n_tokens - from, n_vocab]`, row-major. Errors are those of [`submit`](Self::submit), and `NoLogits`.
     pub fn logits(&self, client: Client, ids: Vec<u32>, from: usize) -> Result<VectorFuture, SubmitError> {
         let has_logits = if self.handle.has_logits { Ok(()) } else { Err(SubmitError::NoLogits) };
         self.counted(has_logits.and_then(|()| self.queue_embedding(client, ids, RequestedOutput::Logits(from))))
     }
 
+    /// Checks and queues a request for an embedding or logits.
     fn queue_embedding(
         &self,
         client: Client,

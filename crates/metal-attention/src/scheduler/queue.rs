@@ -22,13 +22,15 @@ impl Drop for Ticket {
     }
 }
 
-/// A checked generation request on its way to the engine.
+/// A generation request that was checked and is to be queued, or is queued.
 pub(super) struct Submission {
+    /// The request; its sampling options have been moved to `sampler`.
     pub request: Request,
     /// Sampler of the request, with no token accepted yet.
     pub sampler: Sampler,
     /// Channel to the client.
     pub events: mpsc::UnboundedSender<Event>,
+    /// Time of the submission.
     pub submitted: Instant,
     /// Set when it enters the queue.
     pub ticket: Option<Ticket>,
@@ -48,7 +50,7 @@ pub(super) struct EmbeddingRequest {
     pub ticket: Option<Ticket>,
 }
 
-/// The vector that an [`EmbeddingRequest`] asks for.
+/// The vector that an [`EmbeddingRequest`] requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestedOutput {
     /// The embedding, or a reranker's scores.
@@ -103,9 +105,11 @@ impl RequestQueue {
 /// The queue with its lock, the condition that wakes the engine, the metrics and the load.
 #[derive(Default)]
 pub(super) struct SharedQueue {
+    /// The queue.
     queue: Mutex<RequestQueue>,
     /// Signalled when the queue has changed.
     changed: Condvar,
+    /// The scheduler's metrics.
     metrics: Mutex<Metrics>,
     /// Number of live tickets.
     unfinished: Arc<AtomicUsize>,
@@ -240,12 +244,12 @@ mod tests {
 
     #[test]
     fn one_client_may_fill_the_queue_but_does_not_keep_others_out() {
-        let room = |waiting: &[(usize, usize)], key: usize| queue(waiting).has_capacity(Client::Key(key), 8);
-        assert!(room(&[], 0) && room(&[(0, 7)], 0) && !room(&[(0, 8)], 0));
-        assert!(room(&[(0, 8)], 1) && room(&[(0, 8), (1, 3)], 1) && !room(&[(0, 8), (1, 4)], 1));
-        assert!(room(&[(0, 8), (1, 4)], 2) && !room(&[(0, 8), (1, 4)], 0));
+        let accepts = |waiting: &[(usize, usize)], key: usize| queue(waiting).has_capacity(Client::Key(key), 8);
+        assert!(accepts(&[], 0) && accepts(&[(0, 7)], 0) && !accepts(&[(0, 8)], 0));
+        assert!(accepts(&[(0, 8)], 1) && accepts(&[(0, 8), (1, 3)], 1) && !accepts(&[(0, 8), (1, 4)], 1));
+        assert!(accepts(&[(0, 8), (1, 4)], 2) && !accepts(&[(0, 8), (1, 4)], 0));
         // The capacity is bounded for any number of clients.
         let many: Vec<_> = (0..16).map(|key| (key, 1)).collect();
-        assert!(!room(&many, 16));
+        assert!(!accepts(&many, 16));
     }
 }

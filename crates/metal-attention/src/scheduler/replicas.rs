@@ -32,6 +32,7 @@ pub struct Replicas {
 
 /// One replica.
 struct Replica {
+    /// Its scheduler.
     scheduler: Scheduler,
     /// The pages that its KV cache holds.
     held: Arc<Mutex<HeldPages>>,
@@ -93,6 +94,7 @@ impl HeldPages {
 }
 
 impl Replica {
+    /// Locks the held pages.
     fn held(&self) -> MutexGuard<'_, HeldPages> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -227,6 +227,7 @@ pub struct Events {
 }
 
 impl Events {
+    /// The events of a request that was just submitted.
     pub(super) fn new(receiver: mpsc::UnboundedReceiver<Event>) -> Self {
         Self { receiver, ended: false }
     }

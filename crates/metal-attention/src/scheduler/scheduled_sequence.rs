@@ -56,8 +56,11 @@ pub(super) struct ScheduledSequence<'t> {
     pub n_prompt: usize,
     /// Tokens of the prompt that were found in the KV cache at the first admission.
     n_cached: usize,
+    /// Tokenizer of the model.
     tokenizer: &'t Tokenizer,
+    /// The sampler, which has accepted all of `ids`.
     sampler: Sampler,
+    /// Text of the generated tokens, with stop strings withheld.
     stream: TextStream<'t>,
     /// Maximum number of generated tokens; `None`: no limit.
     max_tokens: Option<usize>,
@@ -75,15 +78,20 @@ pub(super) struct ScheduledSequence<'t> {
     end: Option<(u32, Option<TokenLogprobs>)>,
     /// `Some(n)`: report each token's log probability and the `n` most probable tokens.
     logprobs: Option<usize>,
+    /// Log probabilities of the prompt, until they are sent; `None` if not wanted.
     prompt_logprobs: Option<PromptLogprobsSoFar>,
+    /// Constraint on the generated tokens.
     constraint: Option<ActiveConstraint>,
+    /// Logits processor of the request.
     processing: Option<ActiveProcessor>,
     /// Size of the vocabulary, and length of the logits.
     n_vocab: usize,
     /// Time at which the sequence ends as `Deadline`.
     pub deadline: Option<Instant>,
+    /// Channel to the client.
     events: mpsc::UnboundedSender<Event>,
-    /// Events that are sent only at the end, if the request buffers them ([`Request::buffer_events`](super::Request::buffer_events)).
+    /// Events that are sent only at the end, if the request buffers them
+    /// ([`Request::buffer_events`](super::Request::buffer_events)).
     buffered: Option<Vec<Event>>,
     /// Time at which the request was submitted.
     submitted: Instant,
@@ -274,7 +282,7 @@ impl<'t> ScheduledSequence<'t> {
             StepOutcome::Finished(FinishReason::StopString)
         } else if self.constraint.as_ref().is_some_and(ActiveConstraint::is_complete) {
             StepOutcome::Finished(FinishReason::EndOfText)
-        } else if is_late || self.max_tokens.is_some_and(|most| self.n_generated() >= most) {
+        } else if is_late || self.max_tokens.is_some_and(|max| self.n_generated() >= max) {
             StepOutcome::Finished(FinishReason::Length)
         } else if self.ids.len() > n_ctx {
             StepOutcome::Finished(FinishReason::ContextFull)

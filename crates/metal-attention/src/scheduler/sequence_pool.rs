@@ -30,9 +30,9 @@ enum SequenceUse {
 #[derive(Debug)]
 pub(super) struct SequencePool {
     /// The use of each cache sequence, by index.
-    of_seq: Vec<SequenceUse>,
+    uses: Vec<SequenceUse>,
     /// The value of `now` when the present use of each cache sequence began.
-    since: Vec<u64>,
+    use_began: Vec<u64>,
     /// Counts changes of use, in place of a clock.
     now: u64,
 }
@@ -40,17 +40,17 @@ pub(super) struct SequencePool {
 impl SequencePool {
     /// A pool of `n_seq` empty cache sequences.
     pub fn new(n_seq: usize) -> Self {
-        Self { of_seq: vec![SequenceUse::Empty; n_seq], since: vec![0; n_seq], now: 0 }
+        Self { uses: vec![SequenceUse::Empty; n_seq], use_began: vec![0; n_seq], now: 0 }
     }
 
     /// The first empty cache sequence.
     pub fn empty(&self) -> Option<usize> {
-        self.of_seq.iter().position(|slot| *slot == SequenceUse::Empty)
+        self.uses.iter().position(|slot| *slot == SequenceUse::Empty)
     }
 
     /// The idle cache sequence that was used least recently, except `except`.
     pub fn oldest_idle(&self, except: Option<usize>) -> Option<usize> {
-        let idle = self.of_seq.iter().enumerate().filter_map(|(seq, slot)| match slot {
+        let idle = self.uses.iter().enumerate().filter_map(|(seq, slot)| match slot {
             SequenceUse::Idle(_, _, last_used) if Some(seq) != except => Some((*last_used, seq)),
             _ => None,
         });
@@ -60,13 +60,13 @@ impl SequencePool {
     /// The idle cache sequences, the one that ended last first.
     pub fn idle_by_end(&self) -> Vec<usize> {
         let mut idle: Vec<_> = self.all_idle().map(|(seq, _)| seq).collect();
-        idle.sort_unstable_by_key(|&seq| Reverse(self.since[seq]));
+        idle.sort_unstable_by_key(|&seq| Reverse(self.use_began[seq]));
         idle
     }
 
     /// The tokens of a cache sequence; `None` if it is not idle.
     pub fn idle(&self, seq: usize) -> Option<&[u32]> {
-        match &self.of_seq[seq] {
+        match &self.uses[seq] {
             SequenceUse::Idle(_, ids, _) => Some(ids),
             _ => None,
         }
@@ -74,7 +74,7 @@ impl SequencePool {
 
     /// The client whose tokens a cache sequence keeps; `None` if it is not idle.
     pub fn owner(&self, seq: usize) -> Option<Client> {
-        match &self.of_seq[seq] {
+        match &self.uses[seq] {
             SequenceUse::Idle(client, ..) => Some(*client),
             SequenceUse::Empty | SequenceUse::Busy => None,
         }
@@ -82,7 +82,7 @@ impl SequencePool {
 
     /// The idle cache sequences with their tokens.
     pub fn all_idle(&self) -> impl Iterator<Item = (usize, &[u32])> {
-        (0..self.of_seq.len()).filter_map(|seq| Some((seq, self.idle(seq)?)))
+        (0..self.uses.len()).filter_map(|seq| Some((seq, self.idle(seq)?)))
     }
 
     /// Marks a cache sequence as busy.
@@ -93,7 +93,7 @@ impl SequencePool {
     /// Marks an idle cache sequence as used just now.
     pub fn touch(&mut self, seq: usize) {
         self.now += 1;
-        if let SequenceUse::Idle(_, _, last_used) = &mut self.of_seq[seq] {
+        if let SequenceUse::Idle(_, _, last_used) = &mut self.uses[seq] {
             *last_used = self.now;
         }
     }
@@ -109,15 +109,16 @@ impl SequencePool {
         self.set(seq, SequenceUse::Empty);
     }
 
+    /// Starts a new use of a cache sequence.
     fn set(&mut self, seq: usize, slot: SequenceUse) {
         self.now += 1;
-        self.since[seq] = self.now;
-        self.of_seq[seq] = slot;
+        self.use_began[seq] = self.now;
+        self.uses[seq] = slot;
     }
 
     /// A number that changes with each use. While it stays the same, the tokens can only grow or be cut back.
     pub fn use_number(&self, seq: usize) -> u64 {
-        self.since[seq]
+        self.use_began[seq]
     }
 }
 

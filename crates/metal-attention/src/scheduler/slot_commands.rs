@@ -110,10 +110,11 @@ impl Engine<'_> {
         }
     }
 
+    /// [`Scheduler::save_slot`] on the engine's thread.
     fn save_slot(&mut self, slot: usize) -> Result<HostSnapshot, SlotError> {
         let (seq, ids) = match self.running.get(slot) {
             Some(running) => (running.seq, &running.sequence.ids[..self.pass.n_past(running.seq)]),
-            None => self.ended(slot)?,
+            None => self.ended_slot(slot)?,
         };
         if ids.is_empty() {
             return Err(SlotError::Empty { slot });
@@ -122,6 +123,7 @@ impl Engine<'_> {
         Ok(HostSnapshot::copy(&mut *self.pass, seq, ids)?)
     }
 
+    /// [`Scheduler::restore_slot`] on the engine's thread.
     fn restore_slot(&mut self, client: Client, snapshot: &HostSnapshot) -> Result<(), SlotError> {
         let n_tokens = snapshot.ids().len();
         let seq = self.fresh_sequence(n_tokens).ok_or(SlotError::NoRoom { n_tokens })?;
@@ -133,11 +135,12 @@ impl Engine<'_> {
         Ok(())
     }
 
+    /// [`Scheduler::erase_slot`] on the engine's thread.
     fn erase_slot(&mut self, slot: usize) -> Result<usize, SlotError> {
         if slot < self.running.len() {
             return Err(SlotError::Busy { slot });
         }
-        let (seq, ids) = self.ended(slot)?;
+        let (seq, ids) = self.ended_slot(slot)?;
         let ids = ids.to_vec();
         if let Some(client) = self.sequences.owner(seq) {
             self.store.forget(client, &ids);
@@ -147,7 +150,7 @@ impl Engine<'_> {
     }
 
     /// The cache sequence and the tokens of a slot that is not running.
-    fn ended(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
+    fn ended_slot(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
         let seq = slot.checked_sub(self.running.len()).and_then(|i| self.sequences.idle_by_end().get(i).copied());
         let text = seq.and_then(|seq| Some((seq, self.sequences.idle(seq)?)));
         text.ok_or(SlotError::Empty { slot })

@@ -35,8 +35,8 @@ enum LogitsUse {
     PromptLogprob(usize),
 }
 
-/// Pairs of an index in [`Engine::running`] and what the step did to that sequence. A sequence that evaluated only a part of
-/// its prompt has no entry.
+/// Pairs of an index in [`Engine::running`] and what the step did to that sequence. A sequence that evaluated only a
+/// part of its prompt has no entry.
 type SequenceOutcomes = Vec<(usize, Result<StepOutcome, RequestError>)>;
 
 impl Engine<'_> {
@@ -89,8 +89,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Plans the next batch: one token of each sequence with a single token left to evaluate, then prefill chunks of the
-    /// others, whose tokens are divided equally between clients.
+    /// Plans the next batch: one token of each sequence with a single token left to evaluate, then prefill chunks of
+    /// the others, whose tokens are divided equally between clients.
     fn plan_batch(&self) -> BatchPlan {
         let mut batch = BatchPlan::default();
         let unevaluated = |i: usize| self.running[i].sequence.ids.len() - self.pass.n_past(self.running[i].seq);
@@ -174,8 +174,8 @@ impl Engine<'_> {
         Ok(outcomes)
     }
 
-    /// Starts the time slice of each sequence that has evaluated a token for the first time. Tokens that it re-evaluates
-    /// after a preemption do not count, so that every sequence gets further in its slice.
+    /// Starts the time slice of each sequence that has evaluated a token for the first time. Tokens that it
+    /// re-evaluates after a preemption do not count, so that every sequence gets further in its slice.
     fn mark_progress(&mut self) {
         let now = Instant::now();
         for r in &mut self.running {

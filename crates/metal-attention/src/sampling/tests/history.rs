@@ -1,4 +1,4 @@
-//! The samplers that remember the text: penalties and DRY.
+//! Tests of the samplers with a history: penalties and DRY.
 
 use super::*;
 use crate::sampling::DRY_SEQUENCE_BREAKERS;
@@ -82,7 +82,7 @@ proptest! {
         let since_breaker = window.iter().rev().take_while(|&&id| id != breaker).count();
         let mut expected = [0.0_f32; 4];
         for next in 1..window.len() {
-            // How much of the text's end comes just before this place as well.
+            // Length of the sequence's end that also precedes this position.
             let before = window[..next].iter().rev();
             let length = before.zip(window.iter().rev()).take_while(|(a, b)| a == b).count().min(since_breaker);
             if length >= allowed && window[next] != breaker && since_breaker >= allowed {

@@ -28,7 +28,7 @@ fn accept_all(sampler: &mut Sampler, text: &[u32]) {
     }
 }
 
-/// What is left after the chain, as (id, probability), highest first.
+/// The candidates after the chain, as (id, probability), highest first.
 fn distribution(sampler: &mut Sampler, logits: &[f32]) -> Vec<(u32, f64)> {
     let items = sampler.narrow(logits, |_| true).as_slice();
     let softmax = Softmax::of(items);

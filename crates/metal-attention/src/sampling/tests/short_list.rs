@@ -1,11 +1,11 @@
-//! Choices from the highest logits against choices from all of them.
+//! Tests of choices from the highest logits against choices from all of them.
 
 use metal_attention_model::highest;
 
 use super::*;
 use crate::sampling::SamplerKind;
 
-/// Options under which a short list may do.
+/// Options for which a short list may be enough.
 fn options() -> impl Strategy<Value = SamplerOptions> {
     let chain = (
         prop::sample::select(vec![0.0, 0.5, 0.8, 1.0, 2.0]),
@@ -67,7 +67,7 @@ proptest! {
         accept_all(&mut full, &text);
         accept_all(&mut short, &text);
         accept_all(&mut either, &text);
-        // Several steps, so that a step that gave none has left nothing behind.
+        // Several choices, so that one that failed must have left nothing behind.
         for logits in &rows {
             let masked = masked(logits, &forbidden);
             let expected = full.sample_from_all(&masked, |_| true);

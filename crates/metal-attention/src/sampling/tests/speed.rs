@@ -1,4 +1,4 @@
-//! The time of a step over a large vocabulary.
+//! The time of a choice in a large vocabulary.
 
 use std::time::Instant;
 
