@@ -3,7 +3,7 @@
 
 use metal_attention_model::{
     Activation, AttentionSpec, Dense, DenseWeights, Embedding, Experts, FeedForward, KvSource, LatentAttentionSpec,
-    LayerSpec, Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, NormKind, NormOver, Output, OutputScale, Positions,
+    LayerSpec, Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, NormKind, NormOver, OutputScale, OutputSpec, Positions,
     QkNorm, Residual, RopeLayout, Router,
 };
 
@@ -42,7 +42,7 @@ pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
             }
         }
         // What follows pooling is no matter of a forward pass.
-        let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+        let OutputSpec { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
         spec.layers.iter().try_for_each(layer)
     };
     parts().map_err(|part| CudaError::UnsupportedPart { part })

@@ -307,7 +307,7 @@ pub fn micro_batches<'b>(
     n_ubatch: usize,
     n_wanted: usize,
 ) -> Vec<&'b [BatchToken]> {
-    let mut pieces = Vec::new();
+    let mut micro_batches = Vec::new();
     for mut rest in uncut_micro_batches(spec, batch, n_ubatch) {
         while !rest.is_empty() {
             let mut wanted = 0;
@@ -315,12 +315,12 @@ pub fn micro_batches<'b>(
                 wanted += usize::from(t.logits);
                 wanted <= n_wanted
             });
-            let (piece, after) = rest.split_at(fits.count());
-            pieces.push(piece);
+            let (micro_batch, after) = rest.split_at(fits.count());
+            micro_batches.push(micro_batch);
             rest = after;
         }
     }
-    pieces
+    micro_batches
 }
 
 /// Divides a batch by the number of tokens only.
@@ -328,17 +328,17 @@ fn uncut_micro_batches<'b>(spec: &ModelSpec, batch: &'b [BatchToken], n_ubatch: 
     if spec.is_causal() {
         return batch.chunks(n_ubatch).collect();
     }
-    let mut pieces = Vec::new();
+    let mut micro_batches = Vec::new();
     let (mut start, mut end) = (0, 0);
-    for text in batch.chunk_by(|a, b| a.seq == b.seq) {
-        if end > start && end + text.len() - start > n_ubatch {
-            pieces.push(&batch[start..end]);
+    for sequence in batch.chunk_by(|a, b| a.seq == b.seq) {
+        if end > start && end + sequence.len() - start > n_ubatch {
+            micro_batches.push(&batch[start..end]);
             start = end;
         }
-        end += text.len();
+        end += sequence.len();
     }
-    pieces.push(&batch[start..]);
-    pieces
+    micro_batches.push(&batch[start..]);
+    micro_batches
 }
 
 #[cfg(test)]
@@ -375,7 +375,7 @@ mod tests {
         let spec = ModelSpec::from_metadata(&shape.metadata()).unwrap();
         let batch: Vec<_> = (0..7).map(|pos| BatchToken { id: 0, seq: 0, pos, logits: pos >= 3 }).collect();
         let lengths = |n_ubatch, n_wanted| -> Vec<usize> {
-            micro_batches(&spec, &batch, n_ubatch, n_wanted).iter().map(|piece| piece.len()).collect()
+            micro_batches(&spec, &batch, n_ubatch, n_wanted).iter().map(|micro_batch| micro_batch.len()).collect()
         };
         assert_eq!(lengths(3, 9), [3, 3, 1]);
         assert_eq!(lengths(9, 2), [5, 2]);

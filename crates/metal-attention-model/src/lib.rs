@@ -61,7 +61,7 @@ pub use shapes::{MetadataValue, ModelShape, RopeStretch};
 pub use snapshot::{CacheBlock, CacheLayout, SequenceCache, SequenceExtent, Snapshot, SnapshotError};
 pub use spec::{
     AttentionAndMamba2Spec, Classifier, DenseOutput, Embedding, KvShape, LayerSpec, Mixer, ModelSpec, Norm, NormKind,
-    Output, OutputHead, OutputScale, PerLayerEmbedding, Pooling, Residual, Streams,
+    OutputHead, OutputScale, OutputSpec, PerLayerEmbedding, Pooling, Residual, Streams,
 };
 pub use tensors::TensorSpec;
 pub use top_k::{TopK, highest};

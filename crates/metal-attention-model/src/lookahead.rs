@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn steps_stop_where_there_are_no_pages_and_give_theirs_back() {
         let (mut ahead, mut pages) = (Lookahead::default(), two_pages(2));
-        let text: Vec<_> = (0..PAGE - 2).map(|pos| token(1, pos)).collect();
-        append(&mut pages, &text);
-        ahead.advance(&text[PAGE - 3..], &[2]);
+        let tokens: Vec<_> = (0..PAGE - 2).map(|pos| token(1, pos)).collect();
+        append(&mut pages, &tokens);
+        ahead.advance(&tokens[PAGE - 3..], &[2]);
         // The third step needs another page.
         assert_eq!(step(&mut ahead, &mut pages, &[token(2, PAGE - 2)], 1), [0, 1, 2]);
         assert_eq!(pages.pages(0, 0).len(), 2);
@@ -171,9 +171,9 @@ mod tests {
         ahead.advance(&[token(7, 2)], &[7]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(7, 3)], 4), []);
         assert_eq!(ahead.forget(&mut pages).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9]);
-        let text: Vec<_> = (4..2 * PAGE - 3).map(|pos| token(1, pos)).collect();
-        append(&mut pages, &text);
-        ahead.advance(&text[text.len() - 1..], &[2]);
+        let tokens: Vec<_> = (4..2 * PAGE - 3).map(|pos| token(1, pos)).collect();
+        append(&mut pages, &tokens);
+        ahead.advance(&tokens[tokens.len() - 1..], &[2]);
         assert_eq!(step(&mut ahead, &mut pages, &[token(2, 2 * PAGE - 3)], 4), [0, 1, 2], "the pages end");
     }
 

@@ -290,7 +290,7 @@ impl PageTable {
         }
         let of_pages = |n: usize| self.pools.iter().fold(n, |n, pool| pool.reachable(pool.lists[seq].n_dropped, n));
         let of_states = |n: usize| self.states.as_ref().map_or(n, |states| states.reachable(seq, n));
-        settle_at(n, |n| of_states(of_pages(n)))
+        fixed_point(n, |n| of_states(of_pages(n)))
     }
 
     /// Cuts sequence `seq` back to its first `n` tokens, or to the longest shorter prefix from which it can continue,
@@ -324,11 +324,11 @@ impl PageTable {
     }
 }
 
-/// The fixed point of `less`, which never returns a larger number, from `n` on.
-fn settle_at(n: usize, less: impl Fn(usize) -> usize) -> usize {
+/// The fixed point of `shrink`, which never returns a larger number, from `n` on.
+fn fixed_point(n: usize, shrink: impl Fn(usize) -> usize) -> usize {
     let mut reached = n;
     loop {
-        match less(reached) {
+        match shrink(reached) {
             next if next == reached => return reached,
             next => reached = next,
         }

@@ -122,7 +122,7 @@ pub enum CacheBlock {
     Page {
         /// Index of the cache group.
         group: usize,
-        /// Number of the page; any in a header's description of blocks.
+        /// Number of the page in the group's pool. [`Snapshot`]'s own list of blocks, which is of no cache, has 0.
         page: u32,
     },
     /// The recurrent state of all layers, one after the other.
@@ -294,7 +294,7 @@ impl Snapshot {
         outcome
     }
 
-    /// Reads the blocks of the first `n` tokens into their places in the cache; `skip` passes over the other bytes.
+    /// Reads the blocks of the first `n` tokens into the cache; `skip` passes over the other bytes.
     fn read_blocks<R: Read + ?Sized>(
         &self,
         n: usize,
@@ -303,7 +303,7 @@ impl Snapshot {
         input: &mut R,
         skip: impl Fn(&mut R, u64) -> std::io::Result<()>,
     ) -> Result<(), SnapshotError> {
-        let mut places = cache.allocate(seq, &self.extent.first(n))?.into_iter();
+        let mut targets = cache.allocate(seq, &self.extent.first(n))?.into_iter();
         let mut bytes = Vec::new();
         for (kind, pos) in self.kinds() {
             // A page counts by its first position, a state by the number of tokens before it.
@@ -311,8 +311,8 @@ impl Snapshot {
                 CacheBlock::Page { .. } => pos < n,
                 CacheBlock::State { .. } => pos <= n,
             };
-            let place = if is_wanted { places.next().flatten() } else { None };
-            if let Some(block) = place {
+            let target = if is_wanted { targets.next().flatten() } else { None };
+            if let Some(block) = target {
                 self.layout.make_room(kind, &mut bytes)?;
                 input.read_exact(&mut bytes).map_err(SnapshotError::Read)?;
                 cache.write_block(block, &bytes)?;

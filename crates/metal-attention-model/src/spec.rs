@@ -32,7 +32,7 @@ pub struct ModelSpec {
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
     /// From the last layer's state to logits or to an embedding.
-    pub output: Output,
+    pub output: OutputSpec,
 }
 
 /// The input of the first layer for token `id` at position `pos`:
@@ -219,7 +219,7 @@ pub struct AttentionAndMamba2Spec {
 
 /// From the last layer's state to logits or to an embedding.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Output {
+pub struct OutputSpec {
     /// Norm of the last layer's state.
     pub norm: Option<Norm>,
     /// The output head; `None` for encoders, which have no logits.

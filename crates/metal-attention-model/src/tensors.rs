@@ -114,7 +114,7 @@ pub(crate) trait WeightSource {
     fn any_rows(&mut self, name: &str, n_in: usize) -> Result<Option<Self::Linear>, Self::Error>;
 
     /// A vector.
-    fn vector(&mut self, name: &str, n: usize, need: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
+    fn vector(&mut self, name: &str, n: usize, presence: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
     /// The weight of a norm of `n` elements: a vector, or, with `n_head`, a row for each head.
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, Self::Error>;
@@ -123,7 +123,7 @@ pub(crate) trait WeightSource {
     fn channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, Self::Error>;
 
     /// The values of a tensor of any shape.
-    fn values(&mut self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
+    fn values(&mut self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Vec<f32>>, Self::Error>;
 
     /// [`channels`](Self::channels) of a tensor that may have a dimension of 1 between the two, as some converters
     /// write it.
@@ -177,8 +177,8 @@ struct TensorList(Vec<TensorSpec>);
 
 impl TensorList {
     /// Records a tensor, unless it is not read.
-    fn push(&mut self, name: String, shape: &[usize], need: Presence) {
-        let required = match need {
+    fn push(&mut self, name: String, shape: &[usize], presence: Presence) {
+        let required = match presence {
             Presence::Required => true,
             Presence::Optional => false,
             Presence::None => return,
@@ -225,8 +225,8 @@ impl WeightSource for TensorList {
         self.linear(name, [n_in, n_in], Presence::Optional, Presence::Optional)
     }
 
-    fn vector(&mut self, name: &str, n: usize, need: Presence) -> Result<Option<Vec<f32>>, Infallible> {
-        self.push(name.to_owned(), &[n], need);
+    fn vector(&mut self, name: &str, n: usize, presence: Presence) -> Result<Option<Vec<f32>>, Infallible> {
+        self.push(name.to_owned(), &[n], presence);
         Ok(None)
     }
 
@@ -243,8 +243,8 @@ impl WeightSource for TensorList {
         Ok(Vec::new())
     }
 
-    fn values(&mut self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Vec<f32>>, Infallible> {
-        self.push(name.to_owned(), shape, need);
+    fn values(&mut self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Vec<f32>>, Infallible> {
+        self.push(name.to_owned(), shape, presence);
         Ok(None)
     }
 
@@ -332,12 +332,12 @@ struct FileSource<'f>(&'f GgufFile);
 
 impl FileSource<'_> {
     /// The tensor of that name. An error if its shape is wrong, apart from trailing dimensions of 1.
-    fn find(&self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Tensor>, ModelError> {
+    fn find(&self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Tensor>, ModelError> {
         let trimmed = |shape: &[usize]| {
             let len = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
             shape[..len].to_vec()
         };
-        match (self.0.tensor(name), need) {
+        match (self.0.tensor(name), presence) {
             (_, Presence::None) | (None, Presence::Optional) => Ok(None),
             (Some(tensor), _) if trimmed(tensor.shape()) == trimmed(shape) => Ok(Some(tensor.clone())),
             (Some(tensor), _) => Err(ModelError::TensorShape {
@@ -352,9 +352,9 @@ impl FileSource<'_> {
     }
 
     /// A matrix without a separate scale.
-    fn matrix(&self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Tensor>, ModelError> {
+    fn matrix(&self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Tensor>, ModelError> {
         check_scale(self.0, name)?;
-        self.find(&format!("{name}.weight"), shape, need)
+        self.find(&format!("{name}.weight"), shape, presence)
     }
 
     /// A matrix that must be there.
@@ -430,8 +430,8 @@ impl WeightSource for FileSource<'_> {
         }
     }
 
-    fn vector(&mut self, name: &str, n: usize, need: Presence) -> Result<Option<Vec<f32>>, ModelError> {
-        Ok(self.find(name, &[n], need)?.map(|tensor| tensor.to_f32()))
+    fn vector(&mut self, name: &str, n: usize, presence: Presence) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self.find(name, &[n], presence)?.map(|tensor| tensor.to_f32()))
     }
 
     fn norm_weight(&mut self, name: &str, n: usize, n_head: Option<usize>) -> Result<Vec<f32>, ModelError> {
@@ -443,8 +443,8 @@ impl WeightSource for FileSource<'_> {
         Ok(self.find(name, &[n, width], Presence::Required)?.map(|tensor| tensor.to_f32()).unwrap_or_default())
     }
 
-    fn values(&mut self, name: &str, shape: &[usize], need: Presence) -> Result<Option<Vec<f32>>, ModelError> {
-        Ok(self.find(name, shape, need)?.map(|tensor| tensor.to_f32()))
+    fn values(&mut self, name: &str, shape: &[usize], presence: Presence) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self.find(name, shape, presence)?.map(|tensor| tensor.to_f32()))
     }
 
     fn single_channels(&mut self, name: &str, n: usize, width: usize) -> Result<Vec<f32>, ModelError> {
@@ -509,10 +509,10 @@ impl WeightSource for FileSource<'_> {
             return Ok(found.expect("one for each part"));
         }
         // Old files have separate biases beside a fused matrix.
-        let apart = if fused == last { None } else { self.biases(prefix, parts)? };
-        let need = if apart.is_some() { Presence::Optional } else { bias };
-        let Linear { weight, bias } = self.required(&all, [n_in, n_out], need)?;
-        let bias = bias.or(apart);
+        let separate = if fused == last { None } else { self.biases(prefix, parts)? };
+        let presence = if separate.is_some() { Presence::Optional } else { bias };
+        let Linear { weight, bias } = self.required(&all, [n_in, n_out], presence)?;
+        let bias = bias.or(separate);
         let mut start = 0;
         Ok(parts.map(|(_, n)| {
             start += n;
@@ -542,8 +542,8 @@ impl WeightSource for FileSource<'_> {
 
     fn expansions(&mut self, prefix: &str, a: &LatentAttentionSpec) -> Result<(Vec<Linear>, Vec<Linear>), ModelError> {
         let both = format!("{prefix}attn_kv_b");
-        let apart = self.has(&format!("{prefix}attn_k_b")) || !a.fused_expansions;
-        if apart && !self.has(&both) {
+        let separate = self.has(&format!("{prefix}attn_k_b")) || !a.fused_expansions;
+        if separate && !self.has(&both) {
             let k_b = self.matrices(&format!("{prefix}attn_k_b"), [a.n_nope, a.kv_rank, a.n_head], Presence::None)?;
             let v_b =
                 self.matrices(&format!("{prefix}attn_v_b"), [a.kv_rank, a.value_dim, a.n_head], Presence::None)?;
@@ -565,10 +565,10 @@ impl WeightSource for FileSource<'_> {
 fn transposed(tensor: &Tensor) -> Tensor {
     let (n_rows, n) = (tensor.n_rows(), tensor.row_len());
     let values = tensor.to_f32();
-    let turned = (0..n).flat_map(|column| (0..n_rows).map(move |row| row * n + column)).map(|at| values[at]);
+    let transposed_values = (0..n).flat_map(|column| (0..n_rows).map(move |row| row * n + column)).map(|at| values[at]);
     let (ty, bytes): (_, Vec<u8>) = match tensor.ty() {
-        TensorType::F32 | TensorType::BF16 => (TensorType::F32, turned.flat_map(f32::to_le_bytes).collect()),
-        _ => (TensorType::F16, turned.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()),
+        TensorType::F32 | TensorType::BF16 => (TensorType::F32, transposed_values.flat_map(f32::to_le_bytes).collect()),
+        _ => (TensorType::F16, transposed_values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()),
     };
     Tensor::in_memory(tensor.name(), [n_rows, n], ty, &bytes)
 }

@@ -4,7 +4,7 @@ use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaGates, DeltaRuleSpec, Dense,
     DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, KvSource, LatentAttentionSpec, LayerSpec,
     LayerWeights, Linear, Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver,
-    NormWeights, Output, OutputHead, OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec,
+    NormWeights, OutputHead, OutputScale, OutputSpec, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec,
     Rwkv7Spec, SharedExpert, ShortConvSpec, Weights,
 };
 
@@ -27,7 +27,7 @@ pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
             return Err(WgpuError::UnsupportedPart { part: "residual streams but for those of Gemma 3n" });
         }
     }
-    let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+    let OutputSpec { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
     spec.layers.iter().try_for_each(layer).map_err(|part| WgpuError::UnsupportedPart { part })
 }
 

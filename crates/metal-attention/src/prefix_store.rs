@@ -187,9 +187,9 @@ impl PrefixStore {
         self.now += 1;
         let now = self.now;
         let cache = pass.cache();
-        let covers = |text: &StoredSequence| {
+        let covers = |sequence: &StoredSequence| {
             let n = ids.len();
-            text.owner == owner && text.ids.starts_with(ids) && text.snapshot.reachable(cache, n) == n
+            sequence.owner == owner && sequence.ids.starts_with(ids) && sequence.snapshot.reachable(cache, n) == n
         };
         if let Some(i) = self.sequences.iter().position(covers) {
             self.sequences[i].last_used = now;
@@ -199,7 +199,7 @@ impl PrefixStore {
         let max_bytes = if others_wait { self.budget.bytes(start) } else { u64::MAX };
         match self.add(pass, seq, owner, ids, max_bytes) {
             Ok(bytes) => self.budget.record_copy(bytes, start.elapsed()),
-            Err(error) => tracing::warn!("a text that gives its place up is not kept: {error}"),
+            Err(error) => tracing::warn!("a sequence that gives its place up is not kept: {error}"),
         }
     }
 
@@ -226,9 +226,9 @@ impl PrefixStore {
             return Ok(0);
         }
         // Sequences that are prefixes of this one, and to which it can be cut back, are superseded.
-        self.sequences.retain(|text| {
-            let n = text.ids.len();
-            text.owner != owner || !ids.starts_with(&text.ids) || snapshot.reachable(pass.cache(), n) < n
+        self.sequences.retain(|sequence| {
+            let n = sequence.ids.len();
+            sequence.owner != owner || !ids.starts_with(&sequence.ids) || snapshot.reachable(pass.cache(), n) < n
         });
         let blocks = if bytes <= self.ram {
             self.free_ram(bytes);
@@ -248,55 +248,59 @@ impl PrefixStore {
     /// bytes fit.
     fn free_ram(&mut self, bytes: u64) {
         while self.usage().ram_bytes + bytes > self.ram {
-            let in_ram = |text: &StoredSequence| matches!(text.blocks, BlockStorage::Ram(_));
+            let in_ram = |sequence: &StoredSequence| matches!(sequence.blocks, BlockStorage::Ram(_));
             let Some(i) = self.oldest(in_ram) else { return };
-            let text = self.sequences.swap_remove(i);
-            match self.move_to_disk(text) {
-                Ok(Some(text)) => self.sequences.push(text),
+            let sequence = self.sequences.swap_remove(i);
+            match self.move_to_disk(sequence) {
+                Ok(Some(sequence)) => self.sequences.push(sequence),
                 Ok(None) => {}
-                Err(error) => tracing::warn!("a text is not kept on disk: {error}"),
+                Err(error) => tracing::warn!("a sequence is not kept on disk: {error}"),
             }
         }
     }
 
     /// Moves a sequence to disk; `None` if it does not fit there.
-    fn move_to_disk(&mut self, text: StoredSequence) -> Result<Option<StoredSequence>, SnapshotError> {
-        let Some(mut file) = self.file_for(text.bytes())? else { return Ok(None) };
-        if let BlockStorage::Ram(blocks) = &text.blocks {
+    fn move_to_disk(&mut self, sequence: StoredSequence) -> Result<Option<StoredSequence>, SnapshotError> {
+        let Some(mut file) = self.file_for(sequence.bytes())? else { return Ok(None) };
+        if let BlockStorage::Ram(blocks) = &sequence.blocks {
             file.write_all(blocks).map_err(SnapshotError::Write)?;
         }
-        Ok(Some(StoredSequence { blocks: BlockStorage::Disk(file), ..text }))
+        Ok(Some(StoredSequence { blocks: BlockStorage::Disk(file), ..sequence }))
     }
 
     /// A file for a sequence of `bytes` bytes, for which others are dropped; `None` if it can never fit.
     fn file_for(&mut self, bytes: u64) -> Result<Option<File>, SnapshotError> {
         let Some(disk) = self.disk.clone().filter(|disk| bytes <= disk.bytes) else { return Ok(None) };
         while self.usage().disk_bytes + bytes > disk.bytes {
-            let Some(i) = self.oldest(|text| matches!(text.blocks, BlockStorage::Disk(_))) else { return Ok(None) };
+            let Some(i) = self.oldest(|sequence| matches!(sequence.blocks, BlockStorage::Disk(_))) else {
+                return Ok(None);
+            };
             self.sequences.swap_remove(i);
         }
         disk.file().map(Some).map_err(SnapshotError::Write)
     }
 
-    /// Index of the least recently used sequence for which `of` is true.
-    fn oldest(&self, of: impl Fn(&StoredSequence) -> bool) -> Option<usize> {
-        let texts = self.sequences.iter().enumerate().filter(|(_, text)| of(text));
-        texts.min_by_key(|(_, text)| text.last_used).map(|(i, _)| i)
+    /// Index of the least recently used sequence for which `filter` is true.
+    fn oldest(&self, filter: impl Fn(&StoredSequence) -> bool) -> Option<usize> {
+        let sequences = self.sequences.iter().enumerate().filter(|(_, sequence)| filter(sequence));
+        sequences.min_by_key(|(_, sequence)| sequence.last_used).map(|(i, _)| i)
     }
 
     /// Drops the sequences of `client` that are a prefix of `ids` or begin with all of it.
     pub fn forget(&mut self, client: Client, ids: &[u32]) {
         let owner = PrefixOwner::from(client);
-        self.sequences.retain(|text| text.owner != owner || n_common(&text.ids, ids) < ids.len().min(text.ids.len()));
+        self.sequences.retain(|sequence| {
+            sequence.owner != owner || n_common(&sequence.ids, ids) < ids.len().min(sequence.ids.len())
+        });
     }
 
     /// The longest prefix of `ids` in the store that `client` may restore and that a sequence can continue.
     pub fn find(&mut self, pass: &mut dyn ForwardPass, client: Client, ids: &[u32]) -> Option<StoredPrefix> {
         let owner = PrefixOwner::from(client);
-        let of_owner = self.sequences.iter().filter(|text| text.owner == owner);
-        let stored = of_owner.map(|text| {
-            let n = text.snapshot.reachable(pass.cache(), n_common(ids, &text.ids));
-            StoredPrefix { number: text.number, n_tokens: n }
+        let of_owner = self.sequences.iter().filter(|sequence| sequence.owner == owner);
+        let stored = of_owner.map(|sequence| {
+            let n = sequence.snapshot.reachable(pass.cache(), n_common(ids, &sequence.ids));
+            StoredPrefix { number: sequence.number, n_tokens: n }
         });
         stored.filter(|stored| stored.n_tokens > 0).max_by_key(|stored| stored.n_tokens)
     }
@@ -304,8 +308,8 @@ impl PrefixStore {
     /// Marks a sequence as just used, so that others are dropped before it.
     pub fn touch(&mut self, stored: StoredPrefix) {
         self.now += 1;
-        if let Some(text) = self.sequences.iter_mut().find(|text| text.number == stored.number) {
-            text.last_used = self.now;
+        if let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.number == stored.number) {
+            sequence.last_used = self.now;
         }
     }
 
@@ -318,7 +322,9 @@ impl PrefixStore {
         stored: StoredPrefix,
     ) -> Result<bool, SnapshotError> {
         self.touch(stored);
-        let Some(i) = self.sequences.iter().position(|text| text.number == stored.number) else { return Ok(false) };
+        let Some(i) = self.sequences.iter().position(|sequence| sequence.number == stored.number) else {
+            return Ok(false);
+        };
         let StoredSequence { snapshot, blocks, .. } = &mut self.sequences[i];
         match blocks {
             BlockStorage::Ram(blocks) => {
@@ -338,13 +344,13 @@ impl PrefixStore {
     /// The contents and hits of the store.
     pub fn usage(&self) -> StoreUse {
         let mut usage = StoreUse { hits: self.hits, tokens: self.tokens, ..StoreUse::default() };
-        for text in &self.sequences {
-            let (texts, bytes) = match text.blocks {
+        for sequence in &self.sequences {
+            let (n_sequences, bytes) = match sequence.blocks {
                 BlockStorage::Ram(_) => (&mut usage.ram_sequences, &mut usage.ram_bytes),
                 BlockStorage::Disk(_) => (&mut usage.disk_sequences, &mut usage.disk_bytes),
             };
-            *texts += 1;
-            *bytes += text.bytes();
+            *n_sequences += 1;
+            *bytes += sequence.bytes();
         }
         usage
     }

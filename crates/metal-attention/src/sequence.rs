@@ -382,7 +382,7 @@ mod tests {
     }
 
     /// Forty tokens after a prompt.
-    fn text(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
+    fn forty_tokens(pass: Box<dyn ForwardPass>, sampling: &SamplerOptions, forbidden: &[u32]) -> Vec<u32> {
         let mut sequence = Sequence::new(pass, Sampler::new(sampling.clone()).unwrap());
         sequence.start(&[1, 403, 407, 261, 378], |_, _| ControlFlow::Continue(())).unwrap();
         for _ in 0..40 {
@@ -408,10 +408,10 @@ mod tests {
         ] {
             for forbidden in [&[][..], &[2, 286]] {
                 let pass = || model.forward_pass(&options).unwrap();
-                let expected = text(pass(), &sampling, forbidden);
+                let expected = forty_tokens(pass(), &sampling, forbidden);
                 for k in [8, 128] {
                     let lists = Box::new(ShortLists(pass(), k));
-                    assert_eq!(text(lists, &sampling, forbidden), expected, "{sampling:?} from {k}");
+                    assert_eq!(forty_tokens(lists, &sampling, forbidden), expected, "{sampling:?} from {k}");
                 }
             }
         }

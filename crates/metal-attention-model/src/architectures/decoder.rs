@@ -4,7 +4,7 @@ use crate::attention::{AttentionSpec, KvSource, Mask, NormOver, Positions, QkNor
 use crate::feed_forward::{Activation, Dense, Experts, FeedForward, Router, RouterGroups, RouterScore, SharedExpert};
 use crate::metadata_reader::MetadataReader;
 use crate::spec::{
-    Classifier, Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, Output, OutputHead, OutputScale, Pooling,
+    Classifier, Embedding, LayerSpec, Mixer, ModelSpec, Norm, NormKind, OutputHead, OutputScale, OutputSpec, Pooling,
     Residual,
 };
 use crate::{ModelError, RopeFactors, RopeLayout};
@@ -106,7 +106,7 @@ pub(super) fn stack(
             streams: None,
         },
         layers: layers.into_iter().map(layer).collect(),
-        output: Output {
+        output: OutputSpec {
             norm: Some(norm.named("output_norm")),
             head: Some(OutputHead { scale: 1.0, soft_cap: None, tied: None, bias: false }),
             pooling: k.pooling()?,

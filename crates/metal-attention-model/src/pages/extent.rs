@@ -1,6 +1,6 @@
 //! Saving and restoring sequences: what is kept of one, and the pages and slots for one that is restored.
 
-use super::{PAGE, PageTable, settle_at};
+use super::{PAGE, PageTable, fixed_point};
 use crate::{CacheBlock, ForwardError, SequenceExtent, SnapshotError};
 
 impl PageTable {
@@ -71,7 +71,7 @@ impl PageTable {
         let of_pages = |n: usize| pools().fold(n, |n, (pool, &n_dropped)| pool.reachable(n_dropped, n));
         let kept = |n: usize| extent.states.iter().rev().find(|&&pos| pos <= n).copied().unwrap_or(0);
         let of_states = |n: usize| if self.states.is_some() { kept(n) } else { n };
-        settle_at(n, |n| of_states(of_pages(n)))
+        fixed_point(n, |n| of_states(of_pages(n)))
     }
 
     /// Number of pages of `extent` that each group keeps.

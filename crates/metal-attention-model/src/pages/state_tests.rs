@@ -104,13 +104,13 @@ impl Cache {
     }
 
     /// Appends a micro-batch as a backend does.
-    fn append(&mut self, piece: &[BatchToken]) {
-        self.table.append(piece);
+    fn append(&mut self, micro_batch: &[BatchToken]) {
+        self.table.append(micro_batch);
         let mut ids = self.lists.clone();
-        for t in piece {
+        for t in micro_batch {
             ids[t.seq].push(t.id);
         }
-        let segments = self.table.segments(piece).to_vec();
+        let segments = self.table.segments(micro_batch).to_vec();
         self.compute(&segments, &ids);
         self.lists = ids;
     }
@@ -181,8 +181,8 @@ impl Cache {
                     Ok(()) => {
                         let before: Vec<_> = self.lists.iter().map(Vec::len).collect();
                         self.table.begin_batch(&batch);
-                        for piece in batch.chunks(self.n_ubatch) {
-                            self.append(piece);
+                        for micro_batch in batch.chunks(self.n_ubatch) {
+                            self.append(micro_batch);
                         }
                         for seq in (0..N_SEQ).filter(|&seq| new[seq] > 0) {
                             assert_eq!(self.table.reachable(seq, before[seq]), before[seq], "before the batch");
@@ -199,13 +199,13 @@ impl Cache {
                     Err(error) => panic!("{error}"),
                 }
             }
-            Action::Fail(new, n_pieces) => {
+            Action::Fail(new, n_micro_batches) => {
                 let batch = self.batch(new, N_CTX);
                 if self.table.check(&batch, N_VOCAB).is_ok() {
                     let before = self.lists.clone();
                     self.table.begin_batch(&batch);
-                    for piece in batch.chunks(self.n_ubatch).take(n_pieces) {
-                        self.append(piece);
+                    for micro_batch in batch.chunks(self.n_ubatch).take(n_micro_batches) {
+                        self.append(micro_batch);
                     }
                     self.table.retract(&batch);
                     self.lists = before;

@@ -45,7 +45,7 @@ pub(super) struct KeptState {
 /// The kept states of all sequences.
 ///
 /// A sequence keeps the state that it continues from, the one before its last token, the one from before the last
-/// batch, and checkpoints: states at ends of pages. One batch only writes to a state; after that it is shared like a
+/// batch, and checkpoints: states at ends of pages. Only one batch writes to a state; after that it is shared like a
 /// page, with a count of holders.
 ///
 /// If slots run short, checkpoints are replaced, first those whose loss costs the fewest tokens to be evaluated again,
@@ -60,11 +60,11 @@ pub(super) struct StateTable {
     pub(super) counts: Vec<u32>,
     /// Slots that were released.
     pub(super) free: BTreeSet<u32>,
-    /// Kept states of each sequence, by position; it continues from the last one. None: it continues from the empty
-    /// sequence.
+    /// Kept states of each sequence, by position; it continues from the last one, or from the empty sequence if
+    /// there is none.
     pub(super) kept: Vec<Vec<KeptState>>,
     /// Length of each sequence of the last batch before that batch; `None` for the others.
-    held: Vec<Option<usize>>,
+    protected: Vec<Option<usize>>,
     /// Whether each sequence last grew by many tokens (true) or by one; `None` if it is new.
     grew_by_many: Vec<Option<bool>>,
     /// Slots reserved for the states after the next tokens of each sequence, one for each token.
@@ -81,7 +81,7 @@ impl StateTable {
             counts: vec![1],
             free: BTreeSet::new(),
             kept: vec![Vec::new(); n_seq],
-            held: vec![None; n_seq],
+            protected: vec![None; n_seq],
             grew_by_many: vec![None; n_seq],
             reserved: vec![VecDeque::new(); n_seq],
             segments: Vec::new(),
@@ -117,28 +117,28 @@ impl StateTable {
 
     /// Protects the present states of the sequences of `batch`, until the next call.
     pub(super) fn protect(&mut self, batch: &[BatchToken]) {
-        self.held.fill(None);
+        self.protected.fill(None);
         for token in batch {
-            self.held[token.seq] = Some(self.kept[token.seq].last().map_or(0, |kept| kept.pos));
+            self.protected[token.seq] = Some(self.kept[token.seq].last().map_or(0, |kept| kept.pos));
         }
     }
 
     /// Assigns slots to the states that a micro-batch computes: at each end of a page, before each sequence's last
     /// token, and after it.
-    pub(super) fn append(&mut self, piece: &[BatchToken]) {
+    pub(super) fn append(&mut self, micro_batch: &[BatchToken]) {
         self.segments.clear();
         let (mut ends, mut n_new) = (vec![None; self.kept.len()], vec![0; self.kept.len()]);
-        for token in piece {
+        for token in micro_batch {
             ends[token.seq] = Some(token.pos);
             n_new[token.seq] += 1;
         }
         let mut ready = Vec::new();
         for (seq, last) in ends.iter().enumerate() {
             let Some(last) = last else { continue };
-            self.tidy(seq);
+            self.drop_temporary(seq);
             let by_many = n_new[seq] > 1;
             if self.grew_by_many[seq].replace(by_many).is_some_and(|before| before != by_many) {
-                self.note_turn(seq);
+                self.mark_turn(seq);
             }
             if n_new[seq] > 1 {
                 self.release(seq);
@@ -149,24 +149,25 @@ impl StateTable {
                 Some(kept) => (kept.pos, self.must_stay(seq, *kept)),
                 None => (0, true),
             };
-            // Before a single token, the present state is the one before the last token, and must stay.
+            // With a single new token, the present state is the one before the last token: it stays, and one slot is
+            // enough.
             let n_slots = if start == *last { 1 } else { 1 + usize::from(copied) };
             for _ in 0..n_slots {
-                ready.push(self.take(&ends).expect("a slot for every state that was promised one"));
+                ready.push(self.take_slot(&ends).expect("a slot for every state that was promised one"));
             }
         }
-        for run in piece.chunk_by(|t, u| t.seq == u.seq) {
+        for run in micro_batch.chunk_by(|t, u| t.seq == u.seq) {
             let (seq, mut pos, end) = (run[0].seq, run[0].pos, run[0].pos + run.len());
             let last = ends[seq].unwrap_or(pos);
             while pos < end {
                 let page_end = (pos / PAGE + 1) * PAGE;
                 let next = if pos < last { page_end.min(end).min(last) } else { end };
-                let must = pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
-                let to = match must {
+                let must_have_slot = pos == last || self.kept[seq].last().is_none_or(|kept| self.must_stay(seq, *kept));
+                let to = match must_have_slot {
                     true if !self.reserved[seq].is_empty() => self.reserved[seq].pop_front(),
                     true => Some(ready.pop().expect("a slot for every state that must stay")),
                     // A checkpoint, if there is a slot.
-                    false if pos.is_multiple_of(PAGE) => self.take(&ends),
+                    false if pos.is_multiple_of(PAGE) => self.take_slot(&ends),
                     false => None,
                 };
                 let (from, to) = self.advance(seq, next, to);
@@ -175,7 +176,7 @@ impl StateTable {
             }
         }
         for slot in ready {
-            self.put_back(slot);
+            self.release_slot(slot);
         }
     }
 
@@ -200,12 +201,12 @@ impl StateTable {
     /// Whether the state that sequence `seq` continues from must not be overwritten: other sequences hold it, or the
     /// batch may be taken back.
     fn must_stay(&self, seq: usize, state: KeptState) -> bool {
-        self.held[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
+        self.protected[seq] == Some(state.pos) || self.counts[state.slot as usize] > 1
     }
 
     /// Marks the end of sequence `seq` as the beginning of a turn. Later prompts may lack what the template writes
     /// before an answer, so that they differ before the last end of a page: the page end before that is marked as well.
-    fn note_turn(&mut self, seq: usize) {
+    fn mark_turn(&mut self, seq: usize) {
         let kept = &mut self.kept[seq];
         let end = kept.last().map_or(0, |state| state.pos);
         for state in kept.iter_mut().rev().take_while(|state| state.pos + 2 * PAGE > end) {
@@ -214,14 +215,14 @@ impl StateTable {
     }
 
     /// Releases the states of sequence `seq` that were kept for the last batch only.
-    fn tidy(&mut self, seq: usize) {
-        let held = self.held[seq];
+    fn drop_temporary(&mut self, seq: usize) {
+        let held = self.protected[seq];
         let mut kept = std::mem::take(&mut self.kept[seq]);
         let last = kept.last().copied();
         kept.retain(|state| {
             let stays = Some(*state) == last || held == Some(state.pos) || state.pos.is_multiple_of(PAGE);
             if !stays {
-                self.put_back(state.slot);
+                self.release_slot(state.slot);
             }
             stays
         });
@@ -241,7 +242,7 @@ impl StateTable {
         }
         for &BatchToken { seq, .. } in batch {
             while self.reserved[seq].len() < n {
-                let slot = self.take(&none).expect("as many slots as were counted");
+                let slot = self.take_slot(&none).expect("as many slots as were counted");
                 self.reserved[seq].push_back(slot);
             }
         }
@@ -251,7 +252,7 @@ impl StateTable {
     /// Releases the reserved slots of sequence `seq`.
     pub(super) fn release(&mut self, seq: usize) {
         for slot in std::mem::take(&mut self.reserved[seq]) {
-            self.put_back(slot);
+            self.release_slot(slot);
         }
     }
 
@@ -286,9 +287,9 @@ impl StateTable {
     /// Cuts sequence `seq` back to its first `n` tokens, whose state is kept.
     pub(super) fn cut(&mut self, seq: usize, n: usize) {
         while let Some(state) = self.kept[seq].pop_if(|state| state.pos > n) {
-            self.put_back(state.slot);
+            self.release_slot(state.slot);
         }
-        self.held[seq] = self.held[seq].filter(|&pos| pos <= n);
+        self.protected[seq] = self.protected[seq].filter(|&pos| pos <= n);
         self.release(seq);
     }
 
@@ -308,20 +309,20 @@ impl StateTable {
     pub(super) fn allocate(&mut self, seq: usize, states: &[usize]) -> bool {
         let none = vec![None; self.kept.len()];
         for (i, &pos) in states.iter().rev().enumerate() {
-            match self.take(&none) {
+            match self.take_slot(&none) {
                 Some(slot) => self.kept[seq].insert(0, KeptState { pos, slot, before_turn: false }),
                 None if i == 0 => return false,
                 None => break,
             }
         }
-        self.held[seq] = None;
+        self.protected[seq] = None;
         self.grew_by_many[seq] = None;
         true
     }
 
     /// Takes a free slot, or that of the least useful checkpoint; `None` if there is neither. `ends`: position of the
     /// last new token of each sequence that grows.
-    fn take(&mut self, ends: &[Option<usize>]) -> Option<u32> {
+    fn take_slot(&mut self, ends: &[Option<usize>]) -> Option<u32> {
         if self.free.is_empty() && self.counts.len() > self.capacity.n_states {
             let slot = self.least_useful(ends)?;
             for kept in &mut self.kept {
@@ -353,7 +354,7 @@ impl StateTable {
             worth[segment.from as usize] = None;
             worth[segment.to as usize] = None;
         }
-        for (seq, (kept, held)) in self.kept.iter().zip(&self.held).enumerate() {
+        for (seq, (kept, held)) in self.kept.iter().zip(&self.protected).enumerate() {
             let end = kept.last().map_or(0, |state| state.pos);
             let before_last = |pos: usize| ends[seq].is_none() && pos + 1 == end;
             let stays = |pos: usize| held.is_some_and(|held| pos == held || before_last(pos));
@@ -374,7 +375,7 @@ impl StateTable {
     }
 
     /// Removes one holder of `slot`.
-    fn put_back(&mut self, slot: u32) {
+    fn release_slot(&mut self, slot: u32) {
         self.counts[slot as usize] -= 1;
         if self.counts[slot as usize] == 0 {
             self.free.insert(slot);

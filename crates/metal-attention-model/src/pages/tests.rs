@@ -87,20 +87,20 @@ impl Cache {
     }
 
     /// Appends a micro-batch of a checked batch, as backends do, and checks what its tokens attend to.
-    fn append(&mut self, piece: &[BatchToken]) -> Vec<PageCopy> {
-        let copies = self.table.append(piece);
+    fn append(&mut self, micro_batch: &[BatchToken]) -> Vec<PageCopy> {
+        let copies = self.table.append(micro_batch);
         for &PageCopy { group, from, to } in &copies {
             self.memory[group][to as usize] = self.memory[group][from as usize];
         }
-        for t in piece {
+        for t in micro_batch {
             self.lists[t.seq].push(t.id);
             self.longest[t.seq] = self.longest[t.seq].max(t.pos + 1);
         }
         for group in 0..self.table.n_groups() {
-            for t in piece {
+            for t in micro_batch {
                 *self.place(group, t.seq, t.pos) = t.id;
             }
-            for t in piece {
+            for t in micro_batch {
                 self.see(group, t.seq, t.pos);
             }
         }
@@ -133,7 +133,7 @@ impl Cache {
                 let left: Vec<_> = self.table.pools.iter().map(|p| p.n_free().checked_sub(needed(p))).collect();
                 match self.table.check(&batch, N_VOCAB) {
                     Ok(()) => {
-                        batch.chunks(N_UBATCH).for_each(|piece| drop(self.append(piece)));
+                        batch.chunks(N_UBATCH).for_each(|micro_batch| drop(self.append(micro_batch)));
                         let found: Vec<_> = self.table.pools.iter().map(|pool| Some(pool.n_free())).collect();
                         assert_eq!(found, left);
                     }

@@ -93,8 +93,8 @@ pub(crate) fn build<S: WeightSource>(
     let (width, conv_width, n_head) = (spec.width(), spec.conv_width(), spec.n_head);
     let input = source.required(&format!("{p}ssm_in"), [n_embd, spec.input_width()], Presence::None)?;
     let taps = super::taps(&source.channels(&format!("{p}ssm_conv1d.weight"), spec.n_tap, conv_width)?, spec.n_tap);
-    let need = if spec.conv_bias { Presence::Required } else { Presence::Optional };
-    let conv_bias = source.vector(&format!("{p}ssm_conv1d.bias"), conv_width, need)?;
+    let presence = if spec.conv_bias { Presence::Required } else { Presence::Optional };
+    let conv_bias = source.vector(&format!("{p}ssm_conv1d.bias"), conv_width, presence)?;
     let dt_bias = source.vector(&format!("{p}ssm_dt.bias"), n_head, Presence::Required)?.unwrap_or_default();
     let a = source.channels(&format!("{p}ssm_a"), 1, n_head)?;
     let d = source.channels(&format!("{p}ssm_d"), 1, n_head)?;

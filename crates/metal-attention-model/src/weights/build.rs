@@ -326,11 +326,11 @@ impl<S: WeightSource> Builder<'_, S> {
             Some(_) => Some(self.required_vector(&format!("{p}ffn_gate_inp.scale"), n_embd)?),
             None => None,
         };
-        let need = if e.router.choice_bias { Presence::Optional } else { Presence::None };
-        let mut choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, need)?;
+        let presence = if e.router.choice_bias { Presence::Optional } else { Presence::None };
+        let mut choice_bias = self.source.vector(&format!("{p}exp_probs_b.bias"), e.n_expert, presence)?;
         if choice_bias.is_none() {
             // Hunyuan 3 names it without `.bias`.
-            choice_bias = self.source.vector(&format!("{p}exp_probs_b"), e.n_expert, need)?;
+            choice_bias = self.source.vector(&format!("{p}exp_probs_b"), e.n_expert, presence)?;
         }
         let (n_ff, n) = (e.expert.n_ff, e.n_expert);
         let latent = match e.latent {

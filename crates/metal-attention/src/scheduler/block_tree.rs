@@ -90,11 +90,11 @@ impl BlockTree {
 
     /// Updates the tree to the given cache sequences, and reports the changes; sequences that are left out hold
     /// nothing.
-    pub fn update<'a>(&mut self, texts: impl Iterator<Item = EvaluatedSequence<'a>>) {
+    pub fn update<'a>(&mut self, sequences: impl Iterator<Item = EvaluatedSequence<'a>>) {
         let mut is_held = vec![false; self.held.len()];
         // Last block of each sequence first, as `Removed` requires.
         let mut given_up = Vec::new();
-        for EvaluatedSequence { seq, use_number, ids } in texts {
+        for EvaluatedSequence { seq, use_number, ids } in sequences {
             is_held[seq] = true;
             let n = ids.len() / self.page_len;
             let same_text = self.held[seq].use_number == use_number;
@@ -199,28 +199,28 @@ mod tests {
             match event {
                 CacheEvent::Stored { parent, blocks, tokens } => {
                     assert_eq!(tokens.len(), blocks.len() * PAGE);
-                    let mut text = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
+                    let mut sequence = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
                     for (block, tokens) in blocks.into_iter().zip(tokens.chunks(PAGE)) {
-                        text.extend_from_slice(tokens);
-                        assert!(!self.0.values().any(|known| *known == text), "{text:?} is stored twice");
-                        assert_eq!(self.0.insert(block, text.clone()), None);
+                        sequence.extend_from_slice(tokens);
+                        assert!(!self.0.values().any(|known| *known == sequence), "{sequence:?} is stored twice");
+                        assert_eq!(self.0.insert(block, sequence.clone()), None);
                     }
                 }
                 CacheEvent::Removed { blocks } => {
                     for block in blocks {
-                        let text = self.0.remove(&block).expect("what is removed was stored");
-                        let follows = |other: &Vec<u32>| other.starts_with(&text);
-                        assert!(!self.0.values().any(follows), "{text:?} goes before what follows it");
+                        let sequence = self.0.remove(&block).expect("what is removed was stored");
+                        let follows = |other: &Vec<u32>| other.starts_with(&sequence);
+                        assert!(!self.0.values().any(follows), "{sequence:?} goes before what follows it");
                     }
                 }
             }
         }
     }
 
-    /// All prefixes of `texts` that are whole blocks.
-    fn beginnings<'a>(texts: impl Iterator<Item = &'a Vec<u32>>) -> BTreeSet<Vec<u32>> {
-        let of = |text: &'a Vec<u32>| (1..=text.len() / PAGE).map(|n| text[..n * PAGE].to_vec());
-        texts.flat_map(of).collect()
+    /// All prefixes of `sequences` that are whole blocks.
+    fn prefixes<'a>(sequences: impl Iterator<Item = &'a Vec<u32>>) -> BTreeSet<Vec<u32>> {
+        let prefixes_of = |sequence: &'a Vec<u32>| (1..=sequence.len() / PAGE).map(|n| sequence[..n * PAGE].to_vec());
+        sequences.flat_map(prefixes_of).collect()
     }
 
     fn observed(n_seq: usize) -> (BlockTree, mpsc::Receiver<CacheEvent>) {
@@ -231,9 +231,9 @@ mod tests {
     #[test]
     fn shared_blocks_are_stored_once_and_removed_with_their_last_holder() {
         let (mut blocks, events) = observed(2);
-        let mut update = |texts: &[&[u32]]| {
-            let texts = texts.iter().enumerate();
-            blocks.update(texts.map(|(seq, ids)| EvaluatedSequence { seq, use_number: ids.len() as u64, ids }));
+        let mut update = |sequences: &[&[u32]]| {
+            let sequences = sequences.iter().enumerate();
+            blocks.update(sequences.map(|(seq, ids)| EvaluatedSequence { seq, use_number: ids.len() as u64, ids }));
             events.try_iter().collect::<Vec<_>>()
         };
         let ids = |ids: &[u64]| ids.iter().map(|&id| BlockId(id)).collect::<Vec<_>>();
@@ -257,23 +257,23 @@ mod tests {
             let (mut blocks, events) = observed(4);
             let mut replay = Replay::default();
             // Token ids, how many are evaluated, and the use number.
-            let mut texts: Vec<Option<(Vec<u32>, usize, u64)>> = vec![None; 4];
+            let mut sequences: Vec<Option<(Vec<u32>, usize, u64)>> = vec![None; 4];
             for (number, (seq, ids, n)) in (1..).zip(changes) {
-                match &mut texts[seq] {
+                match &mut sequences[seq] {
                     // The sequence grows, or is cut back.
                     Some((known, evaluated, _)) if n < 5 && known.len() >= n => *evaluated = n,
-                    text => *text = (n != 8).then(|| (ids.clone(), n.min(ids.len()), number)),
+                    sequence => *sequence = (n != 8).then(|| (ids.clone(), n.min(ids.len()), number)),
                 }
-                let held = texts.iter().enumerate().filter_map(|(seq, text)| {
-                    let (ids, n, use_number) = text.as_ref()?;
+                let held = sequences.iter().enumerate().filter_map(|(seq, sequence)| {
+                    let (ids, n, use_number) = sequence.as_ref()?;
                     Some(EvaluatedSequence { seq, use_number: *use_number, ids: &ids[..*n] })
                 });
                 blocks.update(held);
                 for event in events.try_iter() {
                     replay.add(event);
                 }
-                let evaluated: Vec<_> = texts.iter().flatten().map(|(ids, n, _)| ids[..*n].to_vec()).collect();
-                prop_assert_eq!(replay.0.values().cloned().collect::<BTreeSet<_>>(), beginnings(evaluated.iter()));
+                let evaluated: Vec<_> = sequences.iter().flatten().map(|(ids, n, _)| ids[..*n].to_vec()).collect();
+                prop_assert_eq!(replay.0.values().cloned().collect::<BTreeSet<_>>(), prefixes(evaluated.iter()));
             }
         }
     }

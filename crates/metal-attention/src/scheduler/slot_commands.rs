@@ -152,7 +152,7 @@ impl Engine<'_> {
     /// The cache sequence and the tokens of a slot that is not running.
     fn ended_slot(&self, slot: usize) -> Result<(usize, &[u32]), SlotError> {
         let seq = slot.checked_sub(self.running.len()).and_then(|i| self.sequences.idle_by_end().get(i).copied());
-        let text = seq.and_then(|seq| Some((seq, self.sequences.idle(seq)?)));
-        text.ok_or(SlotError::Empty { slot })
+        let ended = seq.and_then(|seq| Some((seq, self.sequences.idle(seq)?)));
+        ended.ok_or(SlotError::Empty { slot })
     }
 }

@@ -120,21 +120,21 @@ fn a_sequence_is_continued_by_another_sampler() {
     for id in prompt {
         first.accept(id);
     }
-    let mut text = prompt.to_vec();
+    let mut tokens = prompt.to_vec();
     for position in prompt.len()..40 {
         let id = first.sample(&logits(position));
         first.accept(id);
-        text.push(id);
+        tokens.push(id);
     }
-    for cut in prompt.len()..text.len() {
+    for cut in prompt.len()..tokens.len() {
         let mut other = sampler(options.clone());
-        for &id in &text[..cut] {
+        for &id in &tokens[..cut] {
             other.accept(id);
         }
-        for position in cut..text.len() {
+        for position in cut..tokens.len() {
             let id = other.sample(&logits(position));
             other.accept(id);
-            assert_eq!(id, text[position], "at {position}, from {cut} on");
+            assert_eq!(id, tokens[position], "at {position}, from {cut} on");
         }
     }
 }

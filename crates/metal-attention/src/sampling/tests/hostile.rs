@@ -54,10 +54,10 @@ proptest! {
     #[test]
     fn only_eligible_tokens_are_chosen(
         logits in prop::collection::vec(any_logit(), 0..300), options in all_samplers(),
-        text in prop::collection::vec(0_u32..320, 0..30),
+        tokens in prop::collection::vec(0_u32..320, 0..30),
     ) {
         let mut sampler = sampler(options);
-        accept_all(&mut sampler, &text);
+        accept_all(&mut sampler, &tokens);
         for _ in 0..4 {
             prop_assert!(sampler.narrow(&logits, |_| true).as_slice().iter().all(|c| c.logit.is_finite()));
             let id = sampler.sample(&logits);

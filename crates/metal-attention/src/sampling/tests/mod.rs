@@ -22,8 +22,8 @@ fn sampler(options: SamplerOptions) -> Sampler {
     Sampler::new(options).expect("options in range")
 }
 
-fn accept_all(sampler: &mut Sampler, text: &[u32]) {
-    for &id in text {
+fn accept_all(sampler: &mut Sampler, tokens: &[u32]) {
+    for &id in tokens {
         sampler.accept(id);
     }
 }

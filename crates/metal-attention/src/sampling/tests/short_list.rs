@@ -61,12 +61,12 @@ proptest! {
     #[test]
     fn a_short_list_gives_the_same_token_or_none(
         rows in prop::collection::vec(any_logits(), 1..4), options in options(), k in 1_usize..130,
-        text in prop::collection::vec(0_u32..40, 0..30), forbidden in prop::collection::vec(0_u32..40, 0..3),
+        tokens in prop::collection::vec(0_u32..40, 0..30), forbidden in prop::collection::vec(0_u32..40, 0..3),
     ) {
         let [mut full, mut short, mut either] = [(); 3].map(|()| sampler(options.clone()));
-        accept_all(&mut full, &text);
-        accept_all(&mut short, &text);
-        accept_all(&mut either, &text);
+        accept_all(&mut full, &tokens);
+        accept_all(&mut short, &tokens);
+        accept_all(&mut either, &tokens);
         // Several choices, so that one that failed must have left nothing behind.
         for logits in &rows {
             let masked = masked(logits, &forbidden);
@@ -101,9 +101,9 @@ fn a_top_k_as_large_as_can_be_chooses_as_well() {
 fn a_short_list_does_where_the_chain_allows() {
     let logits = many_logits();
     let list = highest(&logits, 128);
-    let chooses = |options: SamplerOptions, text: &[u32]| {
+    let chooses = |options: SamplerOptions, tokens: &[u32]| {
         let mut sampler = sampler(options);
-        accept_all(&mut sampler, text);
+        accept_all(&mut sampler, tokens);
         let offered = sampler.short_list();
         let chosen = sampler.sample_short(&list, 128, |id| id != list[0].0);
         assert!(offered.is_some() || chosen.is_none());
