@@ -116,7 +116,7 @@ impl LayerHeads {
             window: match a.mask {
                 Mask::Causal | Mask::Full => None,
                 Mask::Window(n) | Mask::Chunk(n) => Some(n),
-                Mask::Near(distance) => Some(2 * distance + 1),
+                Mask::SymmetricWindow(distance) => Some(2 * distance + 1),
             },
             rope: a.rope().copied(),
         };

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, StdoutLock, Write};
 use std::sync::Arc;
 
 use metal_attention::tokenizer::Tokenizer;
-use metal_attention::{Generator, StopReason, Token};
+use metal_attention::{GeneratedToken, Generator, StopReason};
 use metal_attention_chat::ToolCallParser;
 use serde::Serialize;
 
@@ -97,7 +97,7 @@ impl RunOutput {
     }
 
     /// Writes a generated token.
-    pub fn token(&mut self, token: &Token) -> Result<(), CliError> {
+    pub fn token(&mut self, token: &GeneratedToken) -> Result<(), CliError> {
         self.text += &token.text;
         if let Some(ChatAnswer { tokenizer, parser, output }) = &mut self.answer {
             output.write(parser.push_token(tokenizer, token.id, &token.text))

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::ops::ControlFlow;
 
-use metal_attention::compare::{Comparison, Deviation, Place, Way, compare};
+use metal_attention::compare::{Comparison, Deviation, DivergencePoint, EvaluationMode, compare};
 use metal_attention::{CacheType, Device, EngineOptions};
 use serde_json::{Value, json};
 
@@ -140,8 +140,11 @@ pub fn run(args: &Args) -> Result<(), CliError> {
 
 impl Args {
     /// The ways of evaluation to compare. Decode is left out for models that are not causal, unless a flag names it.
-    fn ways(&self, n_ubatch: usize, is_causal: bool) -> Vec<Way> {
-        let both = [(Way::Prefill(n_ubatch), self.decode), (Way::Decode, self.prefill || !is_causal && !self.decode)];
+    fn ways(&self, n_ubatch: usize, is_causal: bool) -> Vec<EvaluationMode> {
+        let both = [
+            (EvaluationMode::Prefill(n_ubatch), self.decode),
+            (EvaluationMode::Decode, self.prefill || !is_causal && !self.decode),
+        ];
         both.into_iter().filter(|&(_, left_out)| !left_out).map(|(way, _)| way).collect()
     }
 }
@@ -160,10 +163,10 @@ struct ComparisonOutput {
 
 impl ComparisonOutput {
     /// Adds the comparison of a device with the reference.
-    fn add(&mut self, reference: &Device, device: &Device, way: Way, found: &Comparison) {
+    fn add(&mut self, reference: &Device, device: &Device, way: EvaluationMode, found: &Comparison) {
         let past = found.first_past(self.tolerance);
         self.n_past += usize::from(past.is_some());
-        let name = if way == Way::Decode { "decode" } else { "prefill" };
+        let name = if way == EvaluationMode::Decode { "decode" } else { "prefill" };
         let output = if found.choices.is_some() { "logits" } else { "states" };
         self.comparisons.push(json!({
             "device": device.to_string(),
@@ -172,14 +175,14 @@ impl ComparisonOutput {
             output: deviation_json(&found.output),
             "first_past": match past {
                 None => Value::Null,
-                Some(Place::Layer(i)) => json!(i),
-                Some(Place::Output) => json!(output),
+                Some(DivergencePoint::Layer(i)) => json!(i),
+                Some(DivergencePoint::Output) => json!(output),
             },
             "same_choices": found.choices.map(|choices| choices.same),
             "choice": found.choices.map(|choices| choices.other),
             "reference_choice": found.choices.map(|choices| choices.reference),
         }));
-        let how = if way == Way::Decode { "one by one" } else { "together" };
+        let how = if way == EvaluationMode::Decode { "one by one" } else { "together" };
         let tokens = units::count(found.n_tokens, "token");
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{device} against {reference}, {tokens} {how}");
@@ -195,10 +198,10 @@ impl ComparisonOutput {
         }
         let _ = match past {
             None => writeln!(self.text, "all within the tolerance of {:e}\n", self.tolerance),
-            Some(Place::Layer(i)) => {
+            Some(DivergencePoint::Layer(i)) => {
                 writeln!(self.text, "layer {i} is the first past the tolerance of {:e}\n", self.tolerance)
             }
-            Some(Place::Output) => {
+            Some(DivergencePoint::Output) => {
                 writeln!(self.text, "only the {output} are past the tolerance of {:e}\n", self.tolerance)
             }
         };

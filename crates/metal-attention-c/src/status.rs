@@ -108,7 +108,7 @@ impl From<StartError> for Failure {
 impl From<SubmitError> for Failure {
     fn from(error: SubmitError) -> Self {
         let status = match &error {
-            SubmitError::QueueFull { .. } | SubmitError::TooManyTexts { .. } => Status::Busy,
+            SubmitError::QueueFull { .. } | SubmitError::TooManySequences { .. } => Status::Busy,
             SubmitError::ShuttingDown => Status::Cancelled,
             SubmitError::EngineFailed => Status::Defect,
             SubmitError::NoText | SubmitError::NoLogits => Status::Unsupported,

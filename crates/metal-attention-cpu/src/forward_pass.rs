@@ -8,9 +8,9 @@
 use half::f16;
 use metal_attention_gguf::GgufFile;
 use metal_attention_model::{
-    BatchToken, Block, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, Extent, ForwardError,
-    ForwardPass, LayerTrace, Logits, MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
-    SnapshotError, Watch, Weights, check_wanted, pieces,
+    BatchToken, CacheBlock, CacheGroups, CacheLayout, Capacity, DEFAULT_UBATCH, DeviceInfo, ForwardError, ForwardPass,
+    LayerTrace, Logits, MemoryUse, ModelSpec, PageTable, PageUse, Phase, Profile, Profiler, SequenceCache,
+    SequenceExtent, SnapshotError, Watch, Weights, check_outputs, micro_batches,
 };
 
 use crate::cores::physical_cores;
@@ -199,7 +199,7 @@ fn layer_caches<E: CacheElement>(
     let mut bytes = 0u64;
     let mut layers = Vec::with_capacity(spec.n_layer());
     for (i, layer) in spec.layers.iter().enumerate() {
-        let Some(cached) = layer.mixer.cached() else {
+        let Some(cached) = layer.mixer.kv_shape() else {
             layers.push(None);
             continue;
         };
@@ -279,12 +279,12 @@ impl CpuForwardPass {
             self.output.resize(n_floats, 0.0);
         }
         self.pool.begin();
-        check_wanted(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == OutputKind::Logits)?;
+        check_outputs(&self.spec, batch, &|seq| self.pages.n_past(seq), kind == OutputKind::Logits)?;
         self.pages.check(batch, self.spec.n_vocab)?;
-        self.pages.begin(batch);
+        self.pages.begin_batch(batch);
         let states = self.states.shared();
         let mut done = 0;
-        for tokens in pieces(&self.spec, batch, self.n_ubatch, usize::MAX) {
+        for tokens in micro_batches(&self.spec, batch, self.n_ubatch, usize::MAX) {
             // Appending to a page that several sequences share gives this sequence a copy of its own.
             for copy in self.pages.append(tokens) {
                 match &mut self.cache {
@@ -380,26 +380,26 @@ impl SequenceCache for CpuForwardPass {
         &self.pages
     }
 
-    fn settle(&mut self) {}
+    fn discard_lookahead(&mut self) {}
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.pages.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.pages.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         match (block, &self.cache) {
-            (Block::Page { group, page }, KvCache::F16(layers)) => read_page(layers, group, page, bytes),
-            (Block::Page { group, page }, KvCache::F32(layers)) => read_page(layers, group, page, bytes),
-            (Block::State { slot }, _) => bytes.copy_from_slice(self.states.slot(slot)),
+            (CacheBlock::Page { group, page }, KvCache::F16(layers)) => read_page(layers, group, page, bytes),
+            (CacheBlock::Page { group, page }, KvCache::F32(layers)) => read_page(layers, group, page, bytes),
+            (CacheBlock::State { slot }, _) => bytes.copy_from_slice(self.states.slot(slot)),
         }
         Ok(())
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
         match (block, &mut self.cache) {
-            (Block::Page { group, page }, KvCache::F16(layers)) => write_page(layers, group, page, bytes),
-            (Block::Page { group, page }, KvCache::F32(layers)) => write_page(layers, group, page, bytes),
-            (Block::State { slot }, _) => self.states.slot_mut(slot).copy_from_slice(bytes),
+            (CacheBlock::Page { group, page }, KvCache::F16(layers)) => write_page(layers, group, page, bytes),
+            (CacheBlock::Page { group, page }, KvCache::F32(layers)) => write_page(layers, group, page, bytes),
+            (CacheBlock::State { slot }, _) => self.states.slot_mut(slot).copy_from_slice(bytes),
         }
         Ok(())
     }
@@ -447,7 +447,7 @@ impl ForwardPass for CpuForwardPass {
     }
 
     fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.pages.n_held(sequences)
+        self.pages.pages_held(sequences)
     }
 
     fn kv_cache_bytes(&self) -> usize {

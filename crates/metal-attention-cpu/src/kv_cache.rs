@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use half::f16;
 pub use metal_attention_model::CacheType;
-use metal_attention_model::{Cached, PAGE, PageCopy};
+use metal_attention_model::{KvShape, PAGE, PageCopy};
 
 use crate::shared::SharedMut;
 use crate::simd::{Kernel, LANES, Simd};
@@ -119,8 +119,8 @@ pub(crate) struct PageLayout {
 
 impl<E: CacheElement> LayerKvCache<E> {
     /// A cache of `n_pages` zeroed pages for a layer of cache group `group`. `None` when there is not enough memory.
-    pub(crate) fn new(group: usize, n_pages: usize, cached: Cached) -> Option<Self> {
-        let Cached { n_head_kv, key_dim, value_dim } = cached;
+    pub(crate) fn new(group: usize, n_pages: usize, cached: KvShape) -> Option<Self> {
+        let KvShape { n_head_kv, key_dim, value_dim } = cached;
         let layout = PageLayout { n_head_kv, key_dim, value_dim };
         Some(Self {
             keys: zeroed(n_pages.checked_mul(layout.keys_per_page())?)?,
@@ -272,8 +272,8 @@ impl PageLayout {
     }
 
     /// Bytes of a page with elements of `element` bytes.
-    pub(crate) fn page_bytes(cached: Cached, element: usize) -> usize {
-        let Cached { n_head_kv, key_dim, value_dim } = cached;
+    pub(crate) fn page_bytes(cached: KvShape, element: usize) -> usize {
+        let KvShape { n_head_kv, key_dim, value_dim } = cached;
         PAGE * n_head_kv * (key_dim + padded(value_dim)) * element
     }
 

@@ -203,12 +203,12 @@ impl CudaCeilings {
             self.gpu.wait()?;
             Ok::<_, CudaError>(start.elapsed().as_secs_f64().max(1e-9))
         };
-        timing::seconds_of_one(self.time, MAX_LAUNCHES, run)
+        timing::seconds_per_run(self.time, MAX_LAUNCHES, run)
     }
 
     /// The smallest result of `run` within the time, after a warm-up.
     fn best(&self, mut run: impl FnMut() -> Result<f64, CudaError>) -> Result<f64, CudaError> {
-        timing::least(self.time, || {
+        timing::shortest(self.time, || {
             self.gpu.check_watch()?;
             run()
         })

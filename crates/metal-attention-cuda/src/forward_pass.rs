@@ -23,8 +23,8 @@ use std::sync::Arc;
 use metal_attention_gguf::{Tensor, TensorType};
 use metal_attention_model::{
     BatchToken, CacheGroups, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, Weights, check_wanted, highest, is_decode,
-    one_run_of_each, pieces,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, Weights, check_outputs, highest, is_decode,
+    micro_batches, one_run_per_sequence,
 };
 
 use crate::activations::{Activations, Widths};
@@ -352,10 +352,10 @@ impl CudaForwardPass {
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != TokenOutput::Hidden)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), output != TokenOutput::Hidden)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         let outcome = self.evaluate_micro_batches(batch, output, trace, results);
         if outcome.is_err() {
             self.cache.pages.retract(batch);
@@ -377,12 +377,12 @@ impl CudaForwardPass {
             TokenOutput::Hidden => self.runner.buffers.n_tokens,
             TokenOutput::Logits | TokenOutput::TopK | TokenOutput::Id { advance: _ } => self.runner.buffers.n_outputs,
         };
-        let micro_batches = pieces(&self.spec, batch, self.runner.buffers.n_tokens, max_outputs);
+        let micro_batches = micro_batches(&self.spec, batch, self.runner.buffers.n_tokens, max_outputs);
         let micro_batches: Vec<_> = if self.recurrent.is_empty() {
             micro_batches
         } else {
             // Kernels of recurrent layers process all runs at the same time, so a sequence may have one run only.
-            micro_batches.into_iter().flat_map(one_run_of_each).collect()
+            micro_batches.into_iter().flat_map(one_run_per_sequence).collect()
         };
         for micro_batch in micro_batches {
             self.evaluate_micro_batch(&gpu, micro_batch, output, &mut trace, &mut results)?;
@@ -531,7 +531,7 @@ impl ForwardPass for CudaForwardPass {
     }
 
     fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.cache.pages.n_held(sequences)
+        self.cache.pages.pages_held(sequences)
     }
 
     fn kv_cache_bytes(&self) -> usize {
@@ -565,7 +565,7 @@ impl ForwardPass for CudaForwardPass {
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // `decode_greedy` does not go through `evaluate`, which makes this check for the other paths.
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), true)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
         if self.profiler.is_none() && batch.len() <= self.runner.buffers.n_outputs && is_decode(batch) {
             return self.decode_greedy(batch);
         }

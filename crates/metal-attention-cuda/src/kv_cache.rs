@@ -53,12 +53,12 @@ impl CudaKvCache {
         groups: &CacheGroups,
         cache_type: CacheType,
     ) -> Result<Self, CudaError> {
-        let capacity = groups.room();
+        let capacity = groups.capacity();
         let max_pages = capacity.n_positions().div_ceil(PAGE);
         let n_groups = groups.groups().len();
         let table = gpu.zeros("the page table", (4 * n_groups * capacity.n_seq * max_pages) as u64)?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| {
-            let Some(cached) = layer.mixer.cached() else { return Ok(None) };
+            let Some(cached) = layer.mixer.kv_shape() else { return Ok(None) };
             // Rows of latent attention are stored once, as keys; values are a part of them.
             let value_dim = if layer.mixer.latent_attention().is_some() { 0 } else { cached.value_dim };
             let page_bytes =

@@ -18,7 +18,7 @@ impl CudaForwardPass {
         }
         // Uses the pages that were reserved when the step was submitted, if it is in flight.
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         let outcome = self.cache.append(batch).and_then(|()| self.decode(batch));
         if outcome.is_err() {
             self.clear_lookahead();
@@ -31,7 +31,7 @@ impl CudaForwardPass {
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, CudaError> {
         self.runner.gpu.check_watch()?;
         let at_once = if batch.len() == 1 { self.tokens_at_once(batch[0].pos).max(1) } else { 1 };
-        while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, at_once) {
+        while let Some(steps) = self.lookahead.steps_to_submit(batch, &mut self.cache.pages, at_once) {
             if steps.start == 0 {
                 self.write_batch(batch)?;
             }
@@ -67,7 +67,7 @@ impl CudaForwardPass {
 
     /// Discards all steps in flight if they include sequence `seq`, whose content is about to change.
     pub(crate) fn stop_lookahead_of(&mut self, seq: usize) {
-        if self.lookahead.goes_on_with(seq) {
+        if self.lookahead.continues_sequence(seq) {
             self.clear_lookahead();
         }
     }

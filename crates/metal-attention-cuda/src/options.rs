@@ -58,7 +58,7 @@ impl CudaForwardPassOptions {
     pub fn best_ubatch(gpu: &CudaSummary, spec: &ModelSpec) -> usize {
         let keeps_window = |layer: &LayerSpec| match layer.mixer.attention().map(|attention| attention.mask) {
             Some(Mask::Window(_) | Mask::Chunk(_)) => true,
-            Some(Mask::Causal | Mask::Full | Mask::Near(_)) | None => false,
+            Some(Mask::Causal | Mask::Full | Mask::SymmetricWindow(_)) | None => false,
         };
         if gpu.has_wgmma() && !spec.layers.iter().any(keeps_window) { WIDE_UBATCH } else { DEFAULT_UBATCH }
     }

@@ -112,7 +112,7 @@ fn can_shard_feed_forward(spec: &FeedForward, w: &FeedForwardWeights, n_ranks: u
         (FeedForward::Experts(spec), FeedForwardWeights::Experts(w)) => {
             let shared = spec.shared.as_ref().zip(w.shared.as_ref()).is_none_or(|(spec, w)| dense(&spec.dense, w));
             // A norm or a product between the experts' sum and the residual stream needs the whole sum, and not a partial one.
-            let at_once = spec.own_norms.is_none() && spec.latent.is_none();
+            let at_once = spec.expert_norms.is_none() && spec.latent.is_none();
             at_once && shared && w.experts.iter().all(|expert| dense(&spec.expert, expert))
         }
         (FeedForward::Dense(_) | FeedForward::Experts(_) | FeedForward::ChannelMix(_) | FeedForward::None, _) => false,

@@ -5,7 +5,9 @@
 
 use std::io::Write;
 
-use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
+use metal_attention_model::{
+    CacheBlock, CacheLayout, ForwardError, PageTable, SequenceCache, SequenceExtent, SnapshotError,
+};
 
 use crate::CudaError;
 use crate::device::{CudaBuffer, Readback};
@@ -16,24 +18,24 @@ const AT_ONCE: u64 = 16 << 20;
 
 impl CudaForwardPass {
     /// The parts of a block: buffer, offset in bytes, and length in bytes.
-    fn block_parts(&self, block: Block) -> Vec<(&CudaBuffer, u64, u64)> {
+    fn block_parts(&self, block: CacheBlock) -> Vec<(&CudaBuffer, u64, u64)> {
         match block {
-            Block::Page { group, page } => self.cache.page_parts(group, page).collect(),
-            Block::State { slot } => self.recurrent.slot_parts(slot).collect(),
+            CacheBlock::Page { group, page } => self.cache.page_parts(group, page).collect(),
+            CacheBlock::State { slot } => self.recurrent.slot_parts(slot).collect(),
         }
     }
 
     /// Bytes of a block in a snapshot.
-    pub(crate) fn block_bytes(&self, block: Block) -> u64 {
+    pub(crate) fn block_bytes(&self, block: CacheBlock) -> u64 {
         match block {
-            Block::Page { group, page: _ } => self.cache.page_bytes(group),
-            Block::State { slot: _ } => self.recurrent.slot_bytes(),
+            CacheBlock::Page { group, page: _ } => self.cache.page_bytes(group),
+            CacheBlock::State { slot: _ } => self.recurrent.slot_bytes(),
         }
     }
 
     /// Copies the first blocks of `blocks` to pinned memory, at least one and as many as [`AT_ONCE`] allows, and waits. Returns
     /// the number of blocks and their bytes.
-    fn read_some(&mut self, blocks: &[Block]) -> Result<(usize, &[u8]), CudaError> {
+    fn read_some(&mut self, blocks: &[CacheBlock]) -> Result<(usize, &[u8]), CudaError> {
         self.gpu().bind()?;
         let mut n = 0;
         let mut bytes = 0;
@@ -58,7 +60,7 @@ impl CudaForwardPass {
     }
 
     /// Writes a block that a snapshot has read, in the order of the stream.
-    fn write_block_parts(&self, block: Block, mut bytes: &[u8]) -> Result<(), CudaError> {
+    fn write_block_parts(&self, block: CacheBlock, mut bytes: &[u8]) -> Result<(), CudaError> {
         self.gpu().bind()?;
         for (buffer, start, n) in self.block_parts(block) {
             let (part, rest) = bytes.split_at(n as usize);
@@ -82,21 +84,21 @@ impl SequenceCache for CudaForwardPass {
         &self.cache.pages
     }
 
-    fn settle(&mut self) {
+    fn discard_lookahead(&mut self) {
         self.clear_lookahead();
     }
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.settle();
-        self.cache.pages.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.discard_lookahead();
+        self.cache.pages.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         bytes.copy_from_slice(self.read_some(&[block])?.1);
         Ok(())
     }
 
-    fn read_blocks(&mut self, mut blocks: &[Block], out: &mut dyn Write) -> Result<(), SnapshotError> {
+    fn read_blocks(&mut self, mut blocks: &[CacheBlock], out: &mut dyn Write) -> Result<(), SnapshotError> {
         while !blocks.is_empty() {
             let (n, bytes) = self.read_some(blocks).map_err(ForwardError::from)?;
             out.write_all(bytes).map_err(SnapshotError::Write)?;
@@ -105,7 +107,7 @@ impl SequenceCache for CudaForwardPass {
         Ok(())
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
         Ok(self.write_block_parts(block, bytes)?)
     }
 }

@@ -3,7 +3,7 @@
 
 use metal_attention_model::{
     Activation, AttentionSpec, Dense, DenseWeights, Embedding, Experts, FeedForward, KvSource, LatentAttentionSpec,
-    LayerSpec, Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, NormKind, NormOver, Output, OutputScale, Positions,
+    LayerSpec, Mamba2Spec, MambaDecay, Mask, Mixer, ModelSpec, NormKind, NormOver, OutputScale, OutputSpec, Positions,
     QkNorm, Residual, RopeLayout, Router,
 };
 
@@ -45,7 +45,7 @@ pub(crate) fn supports(spec: &ModelSpec) -> Result<(), CudaError> {
             }
         }
         // Pooling and what follows it are computed on the host.
-        let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+        let OutputSpec { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
         spec.layers.iter().try_for_each(layer)
     };
     parts().map_err(|part| CudaError::UnsupportedPart { part })
@@ -106,7 +106,7 @@ fn layer(layer: &LayerSpec) -> Result<(), &'static str> {
 
 /// Checks a mixture of experts.
 fn experts(of: &Experts) -> Result<(), &'static str> {
-    let Experts { n_expert, n_used, expert, biases: _, latent: _, router, own_norms: _, shared: _ } = of;
+    let Experts { n_expert, n_used, expert, biases: _, latent: _, router, expert_norms: _, shared: _ } = of;
     let Router { score: _, choice_bias: _, renormalize: _, scale: _, groups: _, weight_input: _ } = router;
     if *n_expert > MAX_EXPERTS || *n_used > MAX_CHOSEN || n_used > n_expert {
         return Err("that many experts");
@@ -259,7 +259,7 @@ pub(crate) fn mask_code(mask: Mask) -> (u32, u32) {
         Mask::Window(n) => (1, reach(n)),
         Mask::Chunk(n) => (2, reach(n)),
         Mask::Full => (3, 0),
-        Mask::Near(n) => (4, reach(n)),
+        Mask::SymmetricWindow(n) => (4, reach(n)),
     }
 }
 

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use metal_attention_model::{
-    BatchToken, Block, CacheLayout, DeviceInfo, Extent, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse,
-    ModelSpec, PageTable, PageUse, Profile, SequenceCache, SnapshotError, TopK, Weights,
+    BatchToken, CacheBlock, CacheLayout, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, MemoryUse,
+    ModelSpec, PageTable, PageUse, Profile, SequenceCache, SequenceExtent, SnapshotError, TopK, Weights,
 };
 
 use crate::exchange::{AbortFlag, Exchange};
@@ -375,17 +375,17 @@ impl SequenceCache for TensorParallelPass {
         self.first.pages()
     }
 
-    fn settle(&mut self) {
+    fn discard_lookahead(&mut self) {
         self.on_others(CudaForwardPass::clear_lookahead);
-        self.first.settle();
+        self.first.discard_lookahead();
     }
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.on_others(|pass| pass.adopt(seq, extent)).into_iter().try_for_each(|adopted| adopted.map(|_| ()))?;
-        self.first.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.on_others(|pass| pass.allocate(seq, extent)).into_iter().try_for_each(|adopted| adopted.map(|_| ()))?;
+        self.first.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         let (of_first, mut rest) = bytes.split_at_mut(self.first.block_bytes(block) as usize);
         self.first.read_block(block, of_first)?;
         for other in &self.others {
@@ -397,7 +397,7 @@ impl SequenceCache for TensorParallelPass {
         Ok(())
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
         let (of_first, mut rest) = bytes.split_at(self.first.block_bytes(block) as usize);
         self.first.write_block(block, of_first)?;
         for other in &self.others {

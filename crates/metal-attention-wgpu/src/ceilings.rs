@@ -98,10 +98,10 @@ impl<'a> WgpuCeilings<'a> {
             self.gpu.wait(Some(submission))?;
             Ok(start.elapsed().as_secs_f64())
         };
-        let long = timing::least(self.time, || run(5 * CHAIN))?;
-        let short = timing::least(self.time, || run(CHAIN))?;
+        let long = timing::shortest(self.time, || run(5 * CHAIN))?;
+        let short = timing::shortest(self.time, || run(CHAIN))?;
         let mut readback = Readback::new(self.gpu, 4)?;
-        let submission = timing::least(self.time, || {
+        let submission = timing::shortest(self.time, || {
             let start = Instant::now();
             let mut encoder = self.gpu.encoder();
             let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
@@ -124,9 +124,9 @@ impl<'a> WgpuCeilings<'a> {
         Ok(LaunchCosts {
             // A clock too coarse to see the difference must not make it zero or negative.
             dispatch: ((long - short) / (4 * CHAIN) as f64).max(1e-9),
-            dispatch_queued: timing::least(self.time, || queued(CHAIN))? / CHAIN as f64,
+            dispatch_queued: timing::shortest(self.time, || queued(CHAIN))? / CHAIN as f64,
             submission,
-            submission_queued: timing::least(self.time, || queued(1))?,
+            submission_queued: timing::shortest(self.time, || queued(1))?,
         })
     }
 
@@ -214,6 +214,6 @@ impl<'a> WgpuCeilings<'a> {
             self.gpu.wait(Some(submission))?;
             Ok(start.elapsed().as_secs_f64().max(1e-9))
         };
-        timing::seconds_of_one(self.time, MOST_DISPATCHES.div_ceil(dispatches.len().max(1)), run)
+        timing::seconds_per_run(self.time, MOST_DISPATCHES.div_ceil(dispatches.len().max(1)), run)
     }
 }

@@ -11,9 +11,9 @@ mod snapshot;
 use std::sync::Arc;
 
 use metal_attention_model::{
-    AFew, BatchKind, BatchToken, DeviceInfo, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
-    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_wanted, highest, is_decode,
-    one_run_of_each, pieces,
+    BatchKind, BatchToken, DeviceInfo, FewLimits, ForwardError, ForwardPass, LayerTrace, Logits, Lookahead, MemoryUse,
+    ModelSpec, PageUse, Phase, Profile, Profiler, SequenceCache, TopK, check_outputs, highest, is_decode,
+    micro_batches, one_run_per_sequence,
 };
 use wgpu::{Buffer, CommandBuffer, CommandEncoder, ComputePassDescriptor, SubmissionIndex};
 
@@ -92,7 +92,7 @@ pub struct WgpuForwardPass {
     /// Dispatches of many tokens.
     plan_many: DispatchPlan,
     /// The largest batches that `plan_sequences` and `plan_few` accept.
-    pub(super) few_limits: AFew,
+    pub(super) few_limits: FewLimits,
     /// Tokens and page tables of one-token batches. Argmax replaces its tokens for steps that are queued ahead.
     batch_of_one: BatchBuffer,
     /// Tokens and page tables of all other batches, used in the same way.
@@ -154,7 +154,7 @@ impl WgpuForwardPass {
     /// contexts only. layer, head and argmax. Those that join a split context run only where it is split.
     pub fn dispatches(&self, n_tokens: usize) -> Vec<&str> {
         let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: 1 };
-        self.plan(BatchKind::of_text(n_tokens, self.few_limits)).greedy_step(size).map(Dispatch::kernel).collect()
+        self.plan(BatchKind::of_n_tokens(n_tokens, self.few_limits)).greedy_step(size).map(Dispatch::kernel).collect()
     }
 
     pub(super) fn plan(&self, kind: BatchKind) -> &DispatchPlan {
@@ -243,7 +243,7 @@ impl WgpuForwardPass {
             n_splits: kernels::n_splits(longest),
         };
         // The page table of a sequence that is alone in the cache is always consecutive: see `PageTable`.
-        let consecutive_pages = batch.len() == 1 && self.cache.pages.in_order(batch[0].seq);
+        let consecutive_pages = batch.len() == 1 && self.cache.pages.pages_are_contiguous(batch[0].seq);
         BatchShape { kind: BatchKind::of(batch, self.few_limits), size, output, consecutive_pages }
     }
 
@@ -255,11 +255,11 @@ impl WgpuForwardPass {
             ResultKind::Hidden => self.scratch.n_tokens,
             ResultKind::Logits | ResultKind::Id | ResultKind::TopK => self.scratch.n_wanted,
         };
-        let micro_batches = pieces(&self.spec, batch, self.scratch.n_tokens, most_wanted);
+        let micro_batches = micro_batches(&self.spec, batch, self.scratch.n_tokens, most_wanted);
         if self.states.is_empty() {
             micro_batches
         } else {
-            micro_batches.into_iter().flat_map(one_run_of_each).collect()
+            micro_batches.into_iter().flat_map(one_run_per_sequence).collect()
         }
     }
 
@@ -272,10 +272,10 @@ impl WgpuForwardPass {
         trace: Option<LayerTrace<'_>>,
         results: impl FnMut(&[u8]),
     ) -> Result<(), ForwardError> {
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), output != ResultKind::Hidden)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), output != ResultKind::Hidden)?;
         self.clear_lookahead();
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         let outcome = self.evaluate_micro_batches(batch, output, trace, results);
         if outcome.is_err() {
             self.cache.pages.retract(batch);
@@ -505,7 +505,7 @@ impl ForwardPass for WgpuForwardPass {
     }
 
     fn pages_held(&self, sequences: &[usize]) -> usize {
-        self.cache.pages.n_held(sequences)
+        self.cache.pages.pages_held(sequences)
     }
 
     fn kv_cache_bytes(&self) -> usize {
@@ -543,7 +543,7 @@ impl ForwardPass for WgpuForwardPass {
 
     fn forward_greedy(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, ForwardError> {
         // `evaluate` checks this for other batches; decode steps that are queued ahead do not pass through it.
-        check_wanted(&self.spec, batch, &|seq| self.n_past(seq), true)?;
+        check_outputs(&self.spec, batch, &|seq| self.n_past(seq), true)?;
         let ahead =
             self.profiler.is_none() && batch.len() <= MAX_GEMV_TOKENS.min(self.scratch.n_wanted) && is_decode(batch);
         if ahead {

@@ -75,7 +75,7 @@ impl WgpuKvCache {
             layers: layers.collect(),
             pages: PageTable::new(groups),
             halves: halves.collect(),
-            copy_buffer: gpu.buffer("a page to copy", copy_bytes(mixers, groups.room().n_seq))?,
+            copy_buffer: gpu.buffer("a page to copy", copy_bytes(mixers, groups.capacity().n_seq))?,
             cache_type,
             bytes: cache_bytes(mixers, groups),
         })

@@ -17,7 +17,7 @@ impl WgpuForwardPass {
         }
         // If a step is in flight for this batch, these calls use the pages and state slots that were reserved for it.
         self.cache.pages.check(batch, self.spec.n_vocab)?;
-        self.cache.pages.begin(batch);
+        self.cache.pages.begin_batch(batch);
         self.cache.append(&self.gpu, batch);
         let outcome = self.decode(batch);
         if outcome.is_err() {
@@ -31,7 +31,7 @@ impl WgpuForwardPass {
     /// then reads its ids. If the persistent kernel timed out, the step is evaluated again without it.
     fn decode(&mut self, batch: &[BatchToken]) -> Result<Vec<u32>, WgpuError> {
         self.gpu.check()?;
-        while let Some(steps) = self.lookahead.wanted(batch, &mut self.cache.pages, 1) {
+        while let Some(steps) = self.lookahead.steps_to_submit(batch, &mut self.cache.pages, 1) {
             if steps.start == 0 {
                 self.write_batch(batch);
             }
@@ -80,7 +80,7 @@ impl WgpuForwardPass {
 
     /// Drops the steps in flight if they extend sequence `seq`, which is about to be changed.
     pub(super) fn stop_lookahead_of(&mut self, seq: usize) {
-        if self.lookahead.goes_on_with(seq) {
+        if self.lookahead.continues_sequence(seq) {
             self.clear_lookahead();
         }
     }

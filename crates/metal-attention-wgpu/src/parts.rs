@@ -8,10 +8,10 @@
 
 use metal_attention_model::{
     Activation, AttentionSpec, AttentionWeights, CacheGroups, CacheType, DeltaGates, DeltaRuleSpec, Dense,
-    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, Head, KvSource, LatentAttentionSpec, LayerSpec,
+    DenseWeights, Embedding, Experts, FeedForward, FeedForwardWeights, KvSource, LatentAttentionSpec, LayerSpec,
     LayerWeights, Linear, Mamba2Spec, MambaSpec, Mask, Mixer, MixerWeights, ModelSpec, Norm, NormKind, NormOver,
-    NormWeights, Output, OutputScale, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec, Rwkv7Spec,
-    SharedExpert, ShortConvSpec, Weights,
+    NormWeights, OutputHead, OutputScale, OutputSpec, Positions, QkNorm, Residual, RopeLayout, Router, Rwkv6Spec,
+    Rwkv7Spec, SharedExpert, ShortConvSpec, Weights,
 };
 
 use crate::WgpuError;
@@ -34,7 +34,7 @@ pub(super) fn supports(spec: &ModelSpec) -> Result<(), WgpuError> {
             return Err(WgpuError::UnsupportedPart { part: "residual streams but for those of Gemma 3n" });
         }
     }
-    let Output { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
+    let OutputSpec { norm: _, head: _, pooling: _, dense: _, classifier: _ } = &spec.output;
     spec.layers.iter().try_for_each(layer).map_err(|part| WgpuError::UnsupportedPart { part })
 }
 
@@ -103,7 +103,7 @@ fn mamba(n_tap: usize, d_state: usize) -> Result<(), &'static str> {
 
 /// Checks a mixture of experts.
 fn experts(e: &Experts) -> Result<(), &'static str> {
-    let Experts { n_expert, n_used, expert, biases: _, latent, router, own_norms: _, shared } = e;
+    let Experts { n_expert, n_used, expert, biases: _, latent, router, expert_norms: _, shared } = e;
     if latent.is_some() {
         return Err("experts over a narrower row");
     }
@@ -206,7 +206,7 @@ impl MixerKernels {
     /// # Panics
     /// If `weights` were not loaded for `spec`.
     pub(super) fn of_layers(spec: &ModelSpec, weights: &Weights, groups: &CacheGroups, cache: CacheType) -> Vec<Self> {
-        let pages = |i| LayerPages { n_ctx: groups.room().n_positions(), group: groups.of_layer(i), cache };
+        let pages = |i| LayerPages { n_ctx: groups.capacity().n_positions(), group: groups.of_layer(i), cache };
         let of_layer = |(i, (layer, w)): (usize, (&LayerSpec, &LayerWeights))| match (&layer.mixer, &w.mixer) {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => AttentionKernels::new(a, w, pages(i)).into(),
             (Mixer::LatentAttention(a), MixerWeights::LatentAttention(_)) => Self::of_latent_attention(a, pages(i)),
@@ -416,7 +416,7 @@ fn fast_attention(a: &AttentionSpec, pages: LayerPages) -> Option<AttentionShape
     let window = match mask {
         Mask::Causal => None,
         Mask::Window(window) => Some(window),
-        Mask::Chunk(_) | Mask::Full | Mask::Near(_) => return None,
+        Mask::Chunk(_) | Mask::Full | Mask::SymmetricWindow(_) => return None,
     };
     let (n_rot, rope_layout) = match positions {
         Positions::Rope(rope) => (rope.n_rot, rope.layout),
@@ -581,7 +581,7 @@ fn plain_weights(w: &LayerWeights) -> Option<PlainWeights<'_>> {
 }
 
 /// The factor and the cap on the logits, if they are more than a product.
-pub(super) fn scaled_logits(head: &Head) -> Option<(f32, Option<f32>)> {
-    let Head { scale, soft_cap, tied: _, bias: _ } = *head;
+pub(super) fn scaled_logits(head: &OutputHead) -> Option<(f32, Option<f32>)> {
+    let OutputHead { scale, soft_cap, tied: _, bias: _ } = *head;
     (scale != 1.0 || soft_cap.is_some()).then_some((scale, soft_cap))
 }

@@ -20,7 +20,7 @@ mod streams;
 pub(crate) use delta_rule::low_rank_of_delta_rule;
 pub(crate) use rwkv::low_rank_of_rwkv7;
 
-use metal_attention_model::{AFew, BatchKind, ModelSpec, NormKind};
+use metal_attention_model::{BatchKind, FewLimits, ModelSpec, NormKind};
 use wgpu::Buffer;
 
 use crate::activations::Activations;
@@ -44,9 +44,9 @@ pub(super) const MAX_GEMV_TOKENS: usize = 16;
 const MAX_FEW_TOKENS_ON_UNITS: usize = 128;
 
 /// The largest batches of `BatchKind::Sequences` and `BatchKind::Few` on `gpu`. `exact`: without 16-bit matrix units.
-pub(super) fn few_limits(gpu: &WgpuDevice, exact: bool) -> AFew {
+pub(super) fn few_limits(gpu: &WgpuDevice, exact: bool) -> FewLimits {
     let tokens = if gpu.features().cooperative_f16 && !exact { MAX_FEW_TOKENS_ON_UNITS } else { MAX_GEMV_TOKENS };
-    AFew { sequences: MAX_GEMV_TOKENS, tokens }
+    FewLimits { sequences: MAX_GEMV_TOKENS, tokens }
 }
 
 /// All dispatches of one kind of batch, in groups that run one after the other.

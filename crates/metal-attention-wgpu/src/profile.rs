@@ -26,7 +26,7 @@ impl WgpuForwardPass {
     /// Number of dispatches of a greedy step over `n_tokens` tokens whose last is at position `last`.
     pub fn launches(&self, n_tokens: usize, last: usize) -> usize {
         let size = BatchDims { n_tokens: n_tokens as u32, n_wanted: 1, n_runs: 1, n_splits: kernels::n_splits(last) };
-        let plan = self.plan(BatchKind::of_text(n_tokens, self.few_limits));
+        let plan = self.plan(BatchKind::of_n_tokens(n_tokens, self.few_limits));
         plan.greedy_step(size).filter(|dispatch| dispatch.has_work(size)).count()
     }
 

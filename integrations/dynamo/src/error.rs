@@ -33,7 +33,7 @@ pub fn refused(why: &SubmitError) -> DynamoError {
         SubmitError::ShuttingDown | SubmitError::EngineFailed => shut_down(why.to_string()),
         SubmitError::NoText
         | SubmitError::NoLogits
-        | SubmitError::TooManyTexts { .. }
+        | SubmitError::TooManySequences { .. }
         | SubmitError::EmptyPrompt
         | SubmitError::PromptTooLong { .. }
         | SubmitError::TokenOutOfRange { .. }

@@ -48,7 +48,7 @@ pub fn of_submit(error: &SubmitError) -> PyErr {
             EngineError::new_err(message)
         }
         SubmitError::NoText | SubmitError::NoLogits => ModelError::new_err(message),
-        SubmitError::TooManyTexts { .. }
+        SubmitError::TooManySequences { .. }
         | SubmitError::EmptyPrompt
         | SubmitError::PromptTooLong { .. }
         | SubmitError::TokenOutOfRange { .. } => PromptError::new_err(message),

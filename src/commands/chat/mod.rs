@@ -192,7 +192,7 @@ pub fn talk(args: &ChatSetup, first: Option<String>) -> Result<(), CliError> {
     loading.weigh(model.gguf().tensor_bytes());
     let mut generator = Generator::new(&model, &args.engine.options(&model), sampling.clone())?;
     drop(loading);
-    generator.keep_turns(SchedulerOptions::default_cache_ram());
+    generator.keep_prompt_ends(SchedulerOptions::default_cache_ram());
 
     let mut conversation = match args.load {
         Some(path) => load(path)?,

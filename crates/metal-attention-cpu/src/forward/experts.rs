@@ -61,8 +61,8 @@ impl MicroBatchRun<'_> {
         self.expert_input(e, w);
         self.evaluate_experts(e, w, &assignments, n_tokens);
         self.sum_assignments(e, w, &assignments, n_tokens);
-        if let Some([_, result, _]) = &w.own_norms
-            && let Some(own) = &e.own_norms
+        if let Some([_, result, _]) = &w.expert_norms
+            && let Some(own) = &e.expert_norms
         {
             let s = &mut *self.scratch;
             s.experts.input.resize(s.experts.sum.len(), 0.0);
@@ -91,7 +91,7 @@ impl MicroBatchRun<'_> {
     fn route(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>, n_tokens: usize) -> Vec<Assignment> {
         let n_embd = self.spec.n_embd;
         let s = &mut *self.scratch;
-        if let (Some(own), Some(factors)) = (&e.own_norms, &w.router_scale) {
+        if let (Some(own), Some(factors)) = (&e.expert_norms, &w.router_scale) {
             // The router's input is rms(x) / sqrt(n_embd) * scale.
             let factor = 1.0 / (n_embd as f32).sqrt();
             let weight: Vec<f32> = factors.iter().map(|s| s * factor).collect();
@@ -121,7 +121,7 @@ impl MicroBatchRun<'_> {
     /// Writes the experts' input to `experts.input` where it is not `normed`: `x` with a norm of its own, or the projection of
     /// `normed` to the experts' width.
     fn expert_input(&mut self, e: &Experts, w: &ExpertsWeights<PreparedLinear>) {
-        if let (Some(own), Some([input, _, _])) = (&e.own_norms, &w.own_norms) {
+        if let (Some(own), Some([input, _, _])) = (&e.expert_norms, &w.expert_norms) {
             let s = &mut *self.scratch;
             normalize(self.pool, self.isa, (&own.input, input), &s.x, &mut s.experts.input);
         }
@@ -161,7 +161,7 @@ impl MicroBatchRun<'_> {
         let (n_in, n_ff, isa) = (e.latent.unwrap_or(self.spec.n_embd), e.expert.n_ff, self.isa);
         let runs: Vec<_> = assignments.chunk_by(|a, b| a.expert == b.expert).collect();
         let s = &mut *self.scratch;
-        let input = if e.own_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.normed };
+        let input = if e.expert_norms.is_some() || e.latent.is_some() { &s.experts.input } else { &s.normed };
         // All experts of a single token read the same row, so none has to be copied.
         let one = n_tokens == 1 && !e.router.weight_input;
         if !one {
@@ -287,7 +287,7 @@ impl MicroBatchRun<'_> {
                 scale_by(row, factor);
             }
         }
-        if let (Some(own), Some([_, _, shared])) = (&e.own_norms, &w.own_norms) {
+        if let (Some(own), Some([_, _, shared])) = (&e.expert_norms, &w.expert_norms) {
             let Norm { kind, eps, .. } = own.shared_result;
             for row in s.branch_out.chunks_exact_mut(n_embd) {
                 let x = row.to_vec();

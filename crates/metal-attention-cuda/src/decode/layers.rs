@@ -259,12 +259,12 @@ fn are_supported(experts: &CudaExperts) -> bool {
         expert_scale: _,
         shared,
         shared_gate,
-        own_norms,
+        expert_norms,
         activation: _,
         ..
     } = experts;
     // Norms of their own and products around the experts have no op in the kernel; neither have shared experts.
-    let has_extras = router_norm.is_some() || latent.is_some() || own_norms.is_some();
+    let has_extras = router_norm.is_some() || latent.is_some() || expert_norms.is_some();
     let has_shared = shared.is_some() || shared_gate.is_some();
     // The columns of down of all chosen experts lie side by side, and records are copied whole: a record with columns of two experts, or
     // with padding between them, would shift the inputs. The same number is the rows of gate and up, which so fill whole tiles.

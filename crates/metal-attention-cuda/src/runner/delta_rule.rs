@@ -75,7 +75,7 @@ impl ModelRunner {
             dt_bias: w.dt_bias.ptr(),
             n_head_k: spec.n_head_k as u32,
             heads_of_key: match spec.sharing {
-                KeySharing::InTurns => 0,
+                KeySharing::Interleaved => 0,
                 KeySharing::Grouped => (n_head / spec.n_head_k) as u32,
             },
             unused: 0,

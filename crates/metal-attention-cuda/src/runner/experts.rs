@@ -24,7 +24,7 @@ const MAX_ROUTED: usize = 4 * 256 * 8;
 pub(super) fn elements(spec: &Experts, n_embd: usize, n: usize) -> [usize; 16] {
     let (n_ff, n_in, n_items) = (spec.expert.n_ff, spec.latent.unwrap_or(n_embd), n.saturating_mul(spec.n_used));
     let weighted_input = if spec.router.weight_input { n_items * n_in } else { 0 };
-    let own_input = if spec.latent.is_some() || spec.own_norms.is_some() { n_embd.max(n_in) } else { 0 };
+    let own_input = if spec.latent.is_some() || spec.expert_norms.is_some() { n_embd.max(n_in) } else { 0 };
     let [items, work] = sorted_elements(n_items, spec.n_expert);
     let packed = |width: usize| packed_elements(n_items, spec.n_expert, width);
     [
@@ -221,7 +221,7 @@ impl ModelRunner {
         }
 
         let mut rows = h;
-        if let Some([norm, _, _]) = &w.own_norms {
+        if let Some([norm, _, _]) = &w.expert_norms {
             self.norm_rows(batch, x, n_embd, norm, own_input)?;
             rows = own_input;
         }
@@ -334,19 +334,19 @@ impl ModelRunner {
                 return Err(CudaError::UnsupportedPart { part: "shared experts without a last product" });
             };
             self.store_all(batch, label, [linear], input, shared)?;
-            if let Some([_, _, norm]) = &w.own_norms {
+            if let Some([_, _, norm]) = &w.expert_norms {
                 self.norm_rows(batch, shared, n_embd, norm, shared)?;
             }
             args.shared = shared;
             args.gate = ptr(w.shared_gate.as_ref());
         }
-        if w.own_norms.is_none() && w.latent.is_none() {
+        if w.expert_norms.is_none() && w.latent.is_none() {
             return Ok(SublayerOutput::Sum(args));
         }
         // The experts' sum goes through a norm or a product before the shared experts are added, so it is computed here.
         let mut result = sum;
         self.experts_sum(batch, &ExpertsSumArgs { shared: 0, gate: 0, ..args })?;
-        if let Some([_, norm, _]) = &w.own_norms {
+        if let Some([_, norm, _]) = &w.expert_norms {
             self.norm_rows(batch, sum, n_in, norm, sum)?;
         }
         if let Some([_, linear]) = &w.latent {

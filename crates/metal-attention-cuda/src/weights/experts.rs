@@ -36,7 +36,7 @@ pub(crate) struct CudaExperts {
     /// Weights of a sigmoid gate on their result, `[n_embd]`.
     pub(crate) shared_gate: Option<CudaVector>,
     /// Norms of the experts' input, of their sum, and of the shared experts' result.
-    pub(crate) own_norms: Option<[CudaNorm; 3]>,
+    pub(crate) expert_norms: Option<[CudaNorm; 3]>,
     /// The experts' activation, by its number in the kernels, and its parameter.
     pub(crate) activation: (u32, f32),
     /// Whether the epilogue of products can apply the activation.
@@ -68,15 +68,16 @@ impl Loader<'_> {
         let router = &w.router.weight;
         let as_they_are = router.ty() == TensorType::F32;
         let router_rows = as_they_are.then(|| self.vector(&router.to_f32())).transpose()?;
-        let (mut router_norm, mut own_norms) = (None, None);
-        if let (Some(own), Some([input, result, shared]), Some(scale)) = (&of.own_norms, &w.own_norms, &w.router_scale)
+        let (mut router_norm, mut expert_norms) = (None, None);
+        if let (Some(own), Some([input, result, shared]), Some(scale)) =
+            (&of.expert_norms, &w.expert_norms, &w.router_scale)
         {
             // The router's input is `rms(x) / sqrt(n_embd) * scale`.
             let factor = 1.0 / (scale.len() as f32).sqrt();
             let weight = self.vector(&scale.iter().map(|s| s * factor).collect::<Vec<_>>())?;
             let (kind, n) = (NormKind::Rms, scale.len());
             router_norm = Some(CudaNorm { kind, weight, bias: None, eps: own.router_eps, n });
-            own_norms = Some([
+            expert_norms = Some([
                 self.one_norm(&own.input, input)?,
                 self.one_norm(&own.result, result)?,
                 self.one_norm(&own.shared_result, shared)?,
@@ -95,7 +96,7 @@ impl Loader<'_> {
             expert_scale: self.optional(w.expert_scale.as_deref())?,
             shared,
             shared_gate: self.optional(w.shared_gate.as_deref())?,
-            own_norms,
+            expert_norms,
             activation: activation_code(of.expert.activation),
             has_known_activation: match of.expert.activation {
                 Activation::Silu | Activation::Gelu | Activation::ReluSquared => true,

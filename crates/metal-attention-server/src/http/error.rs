@@ -252,7 +252,7 @@ impl From<SubmitError> for ApiError {
                 Self { exceeded: Some(Box::new(ExceededContext { n_prompt, n_ctx })), ..error }
             }
             SubmitError::NoText | SubmitError::NoLogits => Self::unsupported_by_model(message),
-            SubmitError::TooManyTexts { .. } => Self::invalid(message).with_code("too_many_texts"),
+            SubmitError::TooManySequences { .. } => Self::invalid(message).with_code("too_many_texts"),
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfRange { .. } | SubmitError::Sampling(_) => {
                 Self::invalid(message)
             }

@@ -240,9 +240,9 @@ const GAUGES: [MetricColumn; 12] = [
         m.states.checkpoints as u64
     }),
     ("recurrent_states_free", "Recurrent states that there is room for yet.", |m| m.states.free as u64),
-    ("prefix_store_ram_texts", "Finished texts that main memory holds.", |m| m.stored.ram_texts as u64),
+    ("prefix_store_ram_texts", "Finished texts that main memory holds.", |m| m.stored.ram_sequences as u64),
     ("prefix_store_ram_bytes", "Bytes of main memory that they take.", |m| m.stored.ram_bytes),
-    ("prefix_store_disk_texts", "Finished texts that the disk holds.", |m| m.stored.disk_texts as u64),
+    ("prefix_store_disk_texts", "Finished texts that the disk holds.", |m| m.stored.disk_sequences as u64),
     ("prefix_store_disk_bytes", "Bytes of the disk that they take.", |m| m.stored.disk_bytes),
 ];
 

@@ -1,7 +1,9 @@
 //! Snapshots of sequences: copies blocks (KV pages, recurrent states) between GPU and host memory. The bytes of a block
 //! are those of all layers one after the other.
 
-use metal_attention_model::{Block, CacheLayout, Extent, ForwardError, PageTable, SequenceCache, SnapshotError};
+use metal_attention_model::{
+    CacheBlock, CacheLayout, ForwardError, PageTable, SequenceCache, SequenceExtent, SnapshotError,
+};
 
 use super::WgpuForwardPass;
 use crate::arena::runs;
@@ -12,10 +14,10 @@ const AT_ONCE: u64 = 64 << 20;
 
 impl WgpuForwardPass {
     /// The slices of GPU memory that make up a block, in the order of its bytes.
-    fn parts_of(&self, block: Block) -> Vec<Slice> {
+    fn parts_of(&self, block: CacheBlock) -> Vec<Slice> {
         match block {
-            Block::Page { group, page } => self.cache.of_page(group, page).collect(),
-            Block::State { slot } => self.states.of_slot(slot).collect(),
+            CacheBlock::Page { group, page } => self.cache.of_page(group, page).collect(),
+            CacheBlock::State { slot } => self.states.of_slot(slot).collect(),
         }
     }
 
@@ -70,21 +72,21 @@ impl SequenceCache for WgpuForwardPass {
         &self.cache.pages
     }
 
-    fn settle(&mut self) {
+    fn discard_lookahead(&mut self) {
         self.clear_lookahead();
     }
 
-    fn adopt(&mut self, seq: usize, extent: &Extent) -> Result<Vec<Option<Block>>, SnapshotError> {
-        self.settle();
-        self.cache.pages.adopt(seq, extent)
+    fn allocate(&mut self, seq: usize, extent: &SequenceExtent) -> Result<Vec<Option<CacheBlock>>, SnapshotError> {
+        self.discard_lookahead();
+        self.cache.pages.allocate(seq, extent)
     }
 
-    fn read_block(&mut self, block: Block, bytes: &mut [u8]) -> Result<(), ForwardError> {
+    fn read_block(&mut self, block: CacheBlock, bytes: &mut [u8]) -> Result<(), ForwardError> {
         let parts = self.parts_of(block);
         Ok(self.read_parts(&parts, bytes)?)
     }
 
-    fn write_block(&mut self, block: Block, bytes: &[u8]) -> Result<(), ForwardError> {
+    fn write_block(&mut self, block: CacheBlock, bytes: &[u8]) -> Result<(), ForwardError> {
         let parts = self.parts_of(block);
         Ok(self.write_parts(&parts, bytes)?)
     }

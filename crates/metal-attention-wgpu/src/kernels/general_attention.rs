@@ -1,7 +1,7 @@
 //! General attention over the KV cache: any mask, slopes (`ALiBi`), sinks, caps, and different lengths of keys and
 //! values.
 
-use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, Temperature};
+use metal_attention_model::{BatchToken, CacheType, Mask, PAGE, QueryTemperature};
 
 use super::decode_attention::{SPLIT, n_splits};
 use crate::arena::Bind;
@@ -38,7 +38,7 @@ pub struct GeneralAttention {
     /// Whether scores fall with the distance, by a slope for each head (`ALiBi`).
     pub slopes: bool,
     /// A factor on queries that grows with their position, if any.
-    pub temperature: Option<Temperature>,
+    pub temperature: Option<QueryTemperature>,
     /// Positions of a sequence at most.
     pub n_ctx: usize,
     /// The cache group of the layer; see [`BatchBuffer`](crate::BatchBuffer).
@@ -85,7 +85,7 @@ impl GeneralAttention {
             Mask::Window(n) => ("window", within_context(n)),
             Mask::Chunk(n) => ("chunk", within_context(n)),
             Mask::Full => ("full", 0),
-            Mask::Near(n) => ("near", within_context(n)),
+            Mask::SymmetricWindow(n) => ("near", within_context(n)),
         };
         let (growth, length, offset) = self.temperature.map_or((0.0, 1, 0), |t| (t.scale, t.length, t.offset));
         PipelineKey::new(

@@ -197,7 +197,7 @@ impl PlanBuilder<'_> {
             n_head: spec.n_head_v,
             n_key_head: spec.n_head_k,
             key_heads: match spec.sharing {
-                KeySharing::InTurns => KeyHeads::InTurn,
+                KeySharing::Interleaved => KeyHeads::InTurn,
                 KeySharing::Grouped => KeyHeads::Grouped,
             },
             key_dim: spec.key_dim,

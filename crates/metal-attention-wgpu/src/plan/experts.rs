@@ -46,7 +46,7 @@ impl PlanBuilder<'_> {
             expert_scratch,
         )?);
         let mut of_experts = input;
-        if let Some([norm, _, _]) = &w.own_norms {
+        if let Some([norm, _, _]) = &w.expert_norms {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), Some(&scratch.x), &scratch.result)?);
             of_experts = BlockInput::Ready(&scratch.result);
         }
@@ -79,12 +79,12 @@ impl PlanBuilder<'_> {
                 self.batch,
             )?
         });
-        if let Some([_, norm, _]) = &w.own_norms {
+        if let Some([_, norm, _]) = &w.expert_norms {
             dispatches.push(self.norm(norm, NormShape::of_row(norm.n), None, sum)?);
         }
         if let (Some(shared), Some(dense)) = (&e.shared, &w.shared) {
             self.gated(dispatches, &shared.dense, dense, input)?;
-            if w.own_norms.is_none() && w.shared_gate.is_none() {
+            if w.expert_norms.is_none() && w.shared_gate.is_none() {
                 return self.multiply(
                     dispatches,
                     LinearProduct::new(&dense.down, MatvecOutput::Accumulate, &scratch.gated, sum),
@@ -100,7 +100,7 @@ impl PlanBuilder<'_> {
                 };
                 dispatches.push(kernels::row_gate(gpu, self.spec.n_embd, input, gate, &scratch.result)?);
             }
-            self.add(dispatches, &scratch.result, w.own_norms.as_ref().map(|[_, _, norm]| norm), 1.0, sum)?;
+            self.add(dispatches, &scratch.result, w.expert_norms.as_ref().map(|[_, _, norm]| norm), 1.0, sum)?;
         }
         Ok(())
     }

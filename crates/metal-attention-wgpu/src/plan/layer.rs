@@ -152,7 +152,7 @@ impl PlanBuilder<'_> {
             (FeedForward::Experts(e), WgpuFeedForward::Experts(w)) => {
                 // Added directly only if a norm precedes the experts: without one they still read `x` while it would be
                 // written.
-                let plain = layer.feed_forward_post_norm.is_none() && w.own_norms.is_none() && scale == 1.0;
+                let plain = layer.feed_forward_post_norm.is_none() && w.expert_norms.is_none() && scale == 1.0;
                 let added = plain && layer.feed_forward_norm.is_some();
                 let sum = if added { &self.scratch.x } else { &self.scratch.experts_sum };
                 self.experts(dispatches, e, w, input, sum, added)?;

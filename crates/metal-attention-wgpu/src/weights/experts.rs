@@ -29,7 +29,7 @@ pub(crate) struct WgpuExperts {
     /// The vector whose product with the input gates the shared expert, `[n_embd]`.
     pub(crate) shared_gate: Option<Buffer>,
     /// Norms of the experts' input, of their sum, and of the shared expert's result.
-    pub(crate) own_norms: Option<[WgpuNorm; 3]>,
+    pub(crate) expert_norms: Option<[WgpuNorm; 3]>,
 }
 
 impl WgpuExperts {
@@ -44,7 +44,7 @@ impl WgpuExperts {
             Some(values) => gpu.upload(what, values).map(Some),
             None => Ok(None),
         };
-        let router_norm = match (&spec.own_norms, &w.router_scale) {
+        let router_norm = match (&spec.expert_norms, &w.router_scale) {
             (Some(own), Some(scale)) => {
                 // The model also divides by the square root of the width.
                 let factor = 1.0 / (n_embd as f32).sqrt();
@@ -54,7 +54,7 @@ impl WgpuExperts {
             }
             _ => None,
         };
-        let own_norms = match (&spec.own_norms, &w.own_norms) {
+        let expert_norms = match (&spec.expert_norms, &w.expert_norms) {
             (Some(own), Some([input, result, shared])) => Some([
                 WgpuNorm::new(gpu, &own.input, input)?,
                 WgpuNorm::new(gpu, &own.result, result)?,
@@ -80,7 +80,7 @@ impl WgpuExperts {
             down: concat(gpu, "the experts' down projections", &downs, uploads)?,
             shared: w.shared.as_ref().map(|dense| WgpuDense::new(gpu, dense, uploads)).transpose()?,
             shared_gate: optional("the gate of what all tokens go through", &w.shared_gate)?,
-            own_norms,
+            expert_norms,
         })
     }
 }

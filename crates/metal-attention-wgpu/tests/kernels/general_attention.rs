@@ -4,8 +4,8 @@ use crate::support::matrices::tensor;
 use crate::support::{GROUP, batch_with_pages, nmse, poisoned, random, run, run_sized, shuffled_pages, variants};
 use metal_attention_gguf::TensorType;
 use metal_attention_model::{
-    BatchToken, CacheType, Mask, NormKind, NormOver, PAGE, QkNorm, Rope, RopeFactors, RopeLayout, RopeScaling,
-    Temperature,
+    BatchToken, CacheType, Mask, NormKind, NormOver, PAGE, QkNorm, QueryTemperature, Rope, RopeFactors, RopeLayout,
+    RopeScaling,
 };
 use metal_attention_wgpu::kernels::{
     AttentionInputsBuffers, AttentionInputsShape, GeneralAttention, GeneralAttentionBuffers, HeadRows, KvInputs,
@@ -138,7 +138,7 @@ fn general_attention_matches_its_twin() {
         group: GROUP,
         cache: CacheType::F16,
     };
-    let temperature = Some(Temperature { scale: 0.3, length: 16, offset: 1 });
+    let temperature = Some(QueryTemperature { scale: 0.3, length: 16, offset: 1 });
     for gpu in variants() {
         for of in [
             plain,
@@ -151,7 +151,7 @@ fn general_attention_matches_its_twin() {
             check_attention(gpu, &of, &[300, 4, 257], &decoded, true);
             check_attention(gpu, &of, &[40, 4, 130], &[text(0, 31, 9), text(2, 1, 129)].concat(), false);
         }
-        for mask in [Mask::Full, Mask::Near(20)] {
+        for mask in [Mask::Full, Mask::SymmetricWindow(20)] {
             let of = GeneralAttention { mask, slopes: true, ..plain };
             check_attention(gpu, &of, &[40, 1, 150], &[text(0, 0, 40), text(1, 0, 1), text(2, 0, 150)].concat(), false);
         }

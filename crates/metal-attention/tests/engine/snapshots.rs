@@ -26,7 +26,7 @@ fn on_cpu(toy: &Toy, cache_type: CacheType, n_seq: usize) -> CpuForwardPass {
 }
 
 fn save(pass: &mut dyn ForwardPass, seq: usize) -> Vec<u8> {
-    let snapshot = Snapshot::of(pass.cache(), seq).unwrap();
+    let snapshot = Snapshot::of_sequence(pass.cache(), seq).unwrap();
     let mut bytes = Vec::new();
     snapshot.write_header(&mut bytes).unwrap();
     let header = bytes.len() as u64;

@@ -187,7 +187,7 @@ impl ChatJob {
         client: Client,
     ) -> Result<SubmittedChat, ApiError> {
         let n = self.generation.n;
-        model.scheduler.check_texts(n as usize)?;
+        model.scheduler.check_n_sequences(n as usize)?;
         if let (true, Some((field, _))) = (self.calls.required, &self.form) {
             let message = format!("tool_choice demands a call, which {} rules out", root_field(field));
             return Err(ApiError::field("tool_choice", message));

@@ -132,7 +132,7 @@ impl GenerationSettings {
             constraint: None,
             logits_processor: None,
             deadline: app.options.timeout.and_then(|timeout| self.received.checked_add(timeout)),
-            whole: !self.stream,
+            buffer_events: !self.stream,
         })
     }
 

@@ -107,7 +107,7 @@ impl SharedRequest {
         prompts: Vec<CutPrompt>,
     ) -> Result<SubmittedCompletion, ApiError> {
         let generation = &self.generation;
-        model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
+        model.scheduler.check_n_sequences(prompts.len().saturating_mul(generation.n as usize))?;
         let mut notes = self.notes.clone();
         let grammar = form::raw_grammar(model, self.form.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);

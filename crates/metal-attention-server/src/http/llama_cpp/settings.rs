@@ -29,7 +29,7 @@ pub fn settings(request: &Request) -> Map<String, Value> {
         ("max_tokens", max_tokens),
         ("n_keep", json!(0)),
         ("ignore_eos", json!(request.ignore_eos)),
-        ("stream", json!(!request.whole)),
+        ("stream", json!(!request.buffer_events)),
         ("n_probs", json!(request.logprobs.unwrap_or(0))),
         ("post_sampling_probs", json!(false)),
         ("timings_per_token", json!(false)),
@@ -58,7 +58,8 @@ mod tests {
     fn settings_have_the_names_of_llama_cpp() {
         let sampling = SamplerOptions { penalty_last_n: usize::MAX, temperature: 0.8, ..Default::default() };
         let stop = ["x".to_owned()].into();
-        let settings = settings(&Request { sampling, max_tokens: Some(7), stop, whole: true, ..Default::default() });
+        let settings =
+            settings(&Request { sampling, max_tokens: Some(7), stop, buffer_events: true, ..Default::default() });
         for (name, value) in [
             ("temperature", json!(0.8)),
             ("repeat_last_n", json!(-1)),

@@ -1,7 +1,7 @@
 //! `/slots`: the running sequences, by their numbers of tokens.
 
 use axum::extract::State;
-use metal_attention::scheduler::RunningText;
+use metal_attention::scheduler::SequenceProgress;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -28,13 +28,13 @@ pub struct Slot {
     /// Tokens of the prompt that were found in the prefix cache.
     n_prompt_tokens_cache: usize,
     /// The progress of its generation.
-    next_token: [SequenceProgress; 1],
+    next_token: [NextTokenState; 1],
 }
 
 /// The progress of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = LlamaCppTextProgress)]
-struct SequenceProgress {
+struct NextTokenState {
     /// Whether more tokens come.
     has_next_token: bool,
     /// Generated tokens.
@@ -45,12 +45,12 @@ struct SequenceProgress {
 
 impl Slot {
     /// The slot number `id`; `sequence`: the running one, if any.
-    fn new(id: usize, n_ctx: usize, sequence: Option<&RunningText>) -> Self {
-        let remaining = |sequence: &RunningText| {
+    fn new(id: usize, n_ctx: usize, sequence: Option<&SequenceProgress>) -> Self {
+        let remaining = |sequence: &SequenceProgress| {
             Some(sequence.max_tokens.filter(|n| *n < usize::MAX)?.saturating_sub(sequence.n_generated))
         };
         let n_remain = sequence.and_then(remaining).map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX));
-        let count = |n: fn(&RunningText) -> usize| sequence.map_or(0, n);
+        let count = |n: fn(&SequenceProgress) -> usize| sequence.map_or(0, n);
         Self {
             id,
             n_ctx,
@@ -59,7 +59,7 @@ impl Slot {
             n_prompt_tokens: count(|sequence| sequence.n_prompt),
             n_prompt_tokens_processed: count(|sequence| sequence.n_evaluated.min(sequence.n_prompt)),
             n_prompt_tokens_cache: count(|sequence| sequence.n_cached),
-            next_token: [SequenceProgress {
+            next_token: [NextTokenState {
                 has_next_token: sequence.is_some(),
                 n_decoded: count(|sequence| sequence.n_generated),
                 n_remain,
@@ -83,7 +83,7 @@ pub async fn slots(State(app): State<App>, query: ModelQuery) -> Result<axum::Js
     if sequences.iter().all(Option::is_some) && query.fail_on_no_slot.is_some_and(|value| !value.is_empty()) {
         return Err(ApiError::unavailable("no_slot", "no slot is free: try again later"));
     }
-    let slot = |(id, sequence): (usize, &Option<RunningText>)| Slot::new(id, model.n_ctx, sequence.as_ref());
+    let slot = |(id, sequence): (usize, &Option<SequenceProgress>)| Slot::new(id, model.n_ctx, sequence.as_ref());
     Ok(axum::Json(sequences.iter().enumerate().map(slot).collect()))
 }
 
@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn slots_show_the_counts_of_their_sequences() {
-        let sequence = RunningText { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
+        let sequence =
+            SequenceProgress { n_prompt: 7, n_cached: 3, n_evaluated: 9, n_generated: 3, max_tokens: Some(8) };
         let busy = serde_json::to_value(Slot::new(1, 512, Some(&sequence))).unwrap();
         let next = serde_json::json!({"has_next_token": true, "n_decoded": 3, "n_remain": 5});
         assert_eq!((&busy["id"], &busy["is_processing"], &busy["next_token"][0]), (&1.into(), &true.into(), &next));

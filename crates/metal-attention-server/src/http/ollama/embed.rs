@@ -210,7 +210,7 @@ async fn vectors<R: Send + 'static>(
             return Err(ApiError::field("dimensions", message));
         }
         let ids = job.encode(&model, &mut notes)?;
-        model.scheduler.check_texts(ids.len())?;
+        model.scheduler.check_n_sequences(ids.len())?;
         let n_tokens = ids.iter().map(Vec::len).sum();
         let pending = ids.into_iter().map(|ids| model.scheduler.embed(client, ids)).collect::<Result<Vec<_>, _>>()?;
         let dimensions = if job.dimensions == 0 { n_embd } else { job.dimensions };

@@ -176,7 +176,7 @@ impl CompletionRequest {
         // The echoed prompt has log probabilities, too.
         let echoed_logprobs = generation.logprobs.filter(|_| echo);
         let prompts = fields.prompts(model)?;
-        model.scheduler.check_texts(prompts.len().saturating_mul(generation.n as usize))?;
+        model.scheduler.check_n_sequences(prompts.len().saturating_mul(generation.n as usize))?;
         let grammar = form::raw_grammar(model, form.as_ref(), &mut notes)?;
         let stop = generation.stop(model, &[]);
         let mut events = Vec::new();

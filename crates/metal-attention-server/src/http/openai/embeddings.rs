@@ -126,7 +126,7 @@ pub async fn embeddings(
             return Err(ApiError::field("dimensions", message));
         }
         let inputs = request.input.encode(&model, "input")?;
-        model.scheduler.check_texts(inputs.len())?;
+        model.scheduler.check_n_sequences(inputs.len())?;
         let n_tokens = inputs.iter().map(|ids| ids.len()).sum();
         let pending = inputs.iter().map(|ids| model.scheduler.embed(client, ids.to_vec()));
         Ok((pending.collect::<Result<Vec<_>, _>>()?, n_tokens, dimensions))

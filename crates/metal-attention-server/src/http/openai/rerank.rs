@@ -5,7 +5,7 @@ use std::fmt;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use metal_attention::scheduler::{Client, Vector};
+use metal_attention::scheduler::{Client, VectorFuture};
 use metal_attention::{Reranker, best_first};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -126,7 +126,7 @@ pub async fn rerank(
 /// The submitted inputs of a request.
 struct Pending {
     /// By document: the model's output, once it is computed.
-    outputs: Vec<Vector>,
+    outputs: Vec<VectorFuture>,
     /// Turns outputs into scores.
     reranker: Reranker,
     /// Tokens of all inputs.
@@ -149,7 +149,7 @@ impl RerankRequest {
         if self.top_n == Some(0) {
             return Err(ApiError::field("top_n", "top_n must be at least 1"));
         }
-        model.scheduler.check_texts(documents.len())?;
+        model.scheduler.check_n_sequences(documents.len())?;
         let inputs = self.encode(model, reranker)?;
         let n_tokens = inputs.iter().map(Vec::len).sum();
         let outputs = inputs.into_iter().map(|ids| model.scheduler.embed(client, ids));

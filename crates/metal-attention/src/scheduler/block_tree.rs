@@ -1,86 +1,100 @@
-//! What the KV cache holds for prompts to come, told as it changes: whole pages of tokens, so that others can send prompts
-//! where their beginnings lie.
+//! The KV cache's whole pages as a tree of blocks, reported to an observer as they change.
+//!
+//! A router uses the reports to send a prompt to the worker that holds its prefix. Two sequences with the same first
+//! tokens share blocks, even if each has its own copy of the pages.
 
 use std::collections::HashMap;
 
-/// A block: one page of tokens after all those before it in the text. Its number never stands for other tokens.
+/// Id of a block: the tokens of one page after all those before it in the sequence. An id is never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u64);
 
-/// A change of what the KV cache holds. A prompt that begins with the tokens of some blocks, from the beginning of a text
-/// on, finds them there as long as they are stored; in models whose layers look back only so far, or keep a state, it may
-/// find fewer.
+/// A change of the blocks in the KV cache.
+///
+/// A prompt that begins with the tokens of stored blocks, from a sequence's start, finds their pages. In models with
+/// sliding windows or recurrent states it may find fewer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CacheEvent {
-    /// The KV cache holds these blocks now.
+    /// Blocks that are now in the KV cache.
     Stored {
-        /// The block before the first of them; `None` at the beginning of a text.
+        /// The block before the first of them; `None` at the start of a sequence.
         parent: Option<BlockId>,
-        /// The blocks, each after the one before.
+        /// The blocks, each following the one before.
         blocks: Vec<BlockId>,
-        /// Their tokens, a page for each block.
+        /// Their tokens, one page for each block.
         tokens: Vec<u32>,
     },
-    /// The KV cache holds these blocks no more, nor any that came after them. A block comes after those that followed it.
+    /// Blocks that are no longer in the KV cache. A block comes after those that follow it in the tree.
     Removed {
         /// The blocks.
         blocks: Vec<BlockId>,
     },
 }
 
-/// Hears of every change, on the thread that computes: it should return at once, and a panic in it ends that thread.
+/// Receives every change, on the engine's thread: it should return at once. A panic in it ends the thread.
 pub type CacheObserver = Box<dyn FnMut(CacheEvent) + Send>;
 
-/// A sequence that prompts can begin like.
-pub(super) struct HeldText<'a> {
+/// A cache sequence whose tokens prompts can share.
+pub(super) struct EvaluatedSequence<'a> {
+    /// Index of the cache sequence.
     pub seq: usize,
-    /// Another number where the sequence may hold another text than before, and not only more of it.
+    /// Changes when the cache sequence may hold other tokens than before, and not only more or fewer.
     pub use_number: u64,
-    /// Its tokens that were evaluated.
+    /// Its evaluated tokens.
     pub ids: &'a [u32],
 }
 
-/// The blocks that sequences hold: a tree, each counted by the sequences that hold it.
-pub(super) struct Blocks {
+/// The blocks of all cache sequences: a tree whose nodes count the sequences that hold them.
+pub(super) struct BlockTree {
     /// Tokens of a block.
     page_len: usize,
+    /// Receives the changes.
     observer: CacheObserver,
-    nodes: HashMap<BlockId, Node>,
-    /// Blocks at the beginning of a text.
+    /// All blocks.
+    nodes: HashMap<BlockId, BlockNode>,
+    /// Blocks at the start of a sequence.
     roots: Vec<BlockId>,
-    /// Of each sequence: what it held when it was looked at last.
-    held: Vec<Held>,
-    /// Blocks that there ever were.
+    /// The blocks of each cache sequence at the last update.
+    held: Vec<SequenceBlocks>,
+    /// Number of blocks made so far: the next id.
     n_made: u64,
 }
 
-struct Node {
+/// One block of the tree.
+struct BlockNode {
+    /// The block before it; `None` at the start of a sequence.
     parent: Option<BlockId>,
+    /// The blocks that follow it.
     children: Vec<BlockId>,
+    /// Its tokens.
     tokens: Vec<u32>,
-    /// Sequences that hold it.
+    /// Number of cache sequences that hold it.
     n_held: usize,
 }
 
+/// The blocks of one cache sequence.
 #[derive(Clone, Default)]
-struct Held {
+struct SequenceBlocks {
+    /// Use number of the cache sequence at the last update.
     use_number: u64,
+    /// Its blocks, in order.
     blocks: Vec<BlockId>,
 }
 
-impl Blocks {
-    /// No blocks of `page_len` tokens, in `n_seq` sequences.
+impl BlockTree {
+    /// An empty tree of blocks of `page_len` tokens, for `n_seq` cache sequences.
     pub fn new(page_len: usize, n_seq: usize, observer: CacheObserver) -> Self {
-        let held = vec![Held::default(); n_seq];
+        let held = vec![SequenceBlocks::default(); n_seq];
         Self { page_len, observer, nodes: HashMap::new(), roots: Vec::new(), held, n_made: 0 }
     }
 
-    /// Tells what has changed, given what sequences hold now; those that are left out hold nothing.
-    pub fn update<'a>(&mut self, texts: impl Iterator<Item = HeldText<'a>>) {
+    /// Updates the tree to the given cache sequences, and reports the changes; sequences that are left out hold
+    /// nothing.
+    pub fn update<'a>(&mut self, sequences: impl Iterator<Item = EvaluatedSequence<'a>>) {
         let mut is_held = vec![false; self.held.len()];
-        // From the end of each sequence on, so that a block comes after those that follow it.
+        // Last block of each sequence first, as `Removed` requires.
         let mut given_up = Vec::new();
-        for HeldText { seq, use_number, ids } in texts {
+        for EvaluatedSequence { seq, use_number, ids } in sequences {
             is_held[seq] = true;
             let n = ids.len() / self.page_len;
             let same_text = self.held[seq].use_number == use_number;
@@ -98,20 +112,20 @@ impl Blocks {
         }
     }
 
-    /// Blocks that sequence `seq` was said to hold and that `ids` begins with.
+    /// Number of the blocks recorded for sequence `seq` that `ids` begins with.
     fn n_common(&self, seq: usize, ids: &[u32]) -> usize {
         let pairs = self.held[seq].blocks.iter().zip(ids.chunks_exact(self.page_len));
         pairs.take_while(|(block, tokens)| self.nodes[block].tokens == *tokens).count()
     }
 
-    /// Sequence `seq` holds these tokens, too: whole blocks.
+    /// Adds whole blocks of tokens to sequence `seq`, and reports those that are new.
     fn extend(&mut self, seq: usize, ids: &[u32]) {
         let (mut first_parent, mut new, mut new_tokens) = (None, Vec::new(), Vec::new());
         for tokens in ids.chunks_exact(self.page_len) {
             let parent = self.held[seq].blocks.last().copied();
             let siblings = parent.map_or(&self.roots, |parent| &self.nodes[&parent].children);
             let known = siblings.iter().copied().find(|block| self.nodes[block].tokens == tokens);
-            // Nothing follows a new block: the rest is new, too.
+            // A new block has no children, so the rest is new as well.
             let block = known.unwrap_or_else(|| {
                 let block = self.add(parent, tokens);
                 if new.is_empty() {
@@ -129,16 +143,16 @@ impl Blocks {
         }
     }
 
-    /// A new block after `parent`.
+    /// Adds a block after `parent`.
     fn add(&mut self, parent: Option<BlockId>, tokens: &[u32]) -> BlockId {
         let block = BlockId(self.n_made);
         self.n_made += 1;
         self.siblings(parent).push(block);
-        self.nodes.insert(block, Node { parent, children: Vec::new(), tokens: tokens.to_vec(), n_held: 0 });
+        self.nodes.insert(block, BlockNode { parent, children: Vec::new(), tokens: tokens.to_vec(), n_held: 0 });
         block
     }
 
-    /// A sequence holds `block` no more. True where it was the last one, and the block is gone.
+    /// Removes one holder of `block`. True if it was the last one, and the block is removed.
     fn release(&mut self, block: BlockId) -> bool {
         let node = self.node(block);
         node.n_held -= 1;
@@ -151,11 +165,12 @@ impl Blocks {
         true
     }
 
-    fn node(&mut self, block: BlockId) -> &mut Node {
+    /// The node of a block, which exists.
+    fn node(&mut self, block: BlockId) -> &mut BlockNode {
         self.nodes.get_mut(&block).expect("sequences hold blocks that there are")
     }
 
-    /// The blocks that follow `parent`.
+    /// The children of `parent`, or the roots.
     fn siblings(&mut self, parent: Option<BlockId>) -> &mut Vec<BlockId> {
         match parent {
             None => &mut self.roots,
@@ -175,50 +190,50 @@ mod tests {
 
     const PAGE: usize = 2;
 
-    /// What events say is stored: the text up to the end of each block.
+    /// The blocks that events report as stored: the tokens up to the end of each.
     #[derive(Default)]
     struct Replay(BTreeMap<BlockId, Vec<u32>>);
 
     impl Replay {
-        fn take(&mut self, event: CacheEvent) {
+        fn add(&mut self, event: CacheEvent) {
             match event {
                 CacheEvent::Stored { parent, blocks, tokens } => {
                     assert_eq!(tokens.len(), blocks.len() * PAGE);
-                    let mut text = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
+                    let mut sequence = parent.map_or_else(Vec::new, |parent| self.0[&parent].clone());
                     for (block, tokens) in blocks.into_iter().zip(tokens.chunks(PAGE)) {
-                        text.extend_from_slice(tokens);
-                        assert!(!self.0.values().any(|known| *known == text), "{text:?} is stored twice");
-                        assert_eq!(self.0.insert(block, text.clone()), None);
+                        sequence.extend_from_slice(tokens);
+                        assert!(!self.0.values().any(|known| *known == sequence), "{sequence:?} is stored twice");
+                        assert_eq!(self.0.insert(block, sequence.clone()), None);
                     }
                 }
                 CacheEvent::Removed { blocks } => {
                     for block in blocks {
-                        let text = self.0.remove(&block).expect("what is removed was stored");
-                        let follows = |other: &Vec<u32>| other.starts_with(&text);
-                        assert!(!self.0.values().any(follows), "{text:?} goes before what follows it");
+                        let sequence = self.0.remove(&block).expect("what is removed was stored");
+                        let follows = |other: &Vec<u32>| other.starts_with(&sequence);
+                        assert!(!self.0.values().any(follows), "{sequence:?} goes before what follows it");
                     }
                 }
             }
         }
     }
 
-    /// All beginnings of texts that end with a block.
-    fn beginnings<'a>(texts: impl Iterator<Item = &'a Vec<u32>>) -> BTreeSet<Vec<u32>> {
-        let of = |text: &'a Vec<u32>| (1..=text.len() / PAGE).map(|n| text[..n * PAGE].to_vec());
-        texts.flat_map(of).collect()
+    /// All prefixes of `sequences` that are whole blocks.
+    fn prefixes<'a>(sequences: impl Iterator<Item = &'a Vec<u32>>) -> BTreeSet<Vec<u32>> {
+        let prefixes_of = |sequence: &'a Vec<u32>| (1..=sequence.len() / PAGE).map(|n| sequence[..n * PAGE].to_vec());
+        sequences.flat_map(prefixes_of).collect()
     }
 
-    fn observed(n_seq: usize) -> (Blocks, mpsc::Receiver<CacheEvent>) {
+    fn observed(n_seq: usize) -> (BlockTree, mpsc::Receiver<CacheEvent>) {
         let (sender, receiver) = mpsc::channel();
-        (Blocks::new(PAGE, n_seq, Box::new(move |event| drop(sender.send(event)))), receiver)
+        (BlockTree::new(PAGE, n_seq, Box::new(move |event| drop(sender.send(event)))), receiver)
     }
 
     #[test]
-    fn blocks_that_texts_share_are_stored_once_and_go_with_the_last() {
+    fn shared_blocks_are_stored_once_and_removed_with_their_last_holder() {
         let (mut blocks, events) = observed(2);
-        let mut update = |texts: &[&[u32]]| {
-            let texts = texts.iter().enumerate();
-            blocks.update(texts.map(|(seq, ids)| HeldText { seq, use_number: ids.len() as u64, ids }));
+        let mut update = |sequences: &[&[u32]]| {
+            let sequences = sequences.iter().enumerate();
+            blocks.update(sequences.map(|(seq, ids)| EvaluatedSequence { seq, use_number: ids.len() as u64, ids }));
             events.try_iter().collect::<Vec<_>>()
         };
         let ids = |ids: &[u64]| ids.iter().map(|&id| BlockId(id)).collect::<Vec<_>>();
@@ -241,24 +256,24 @@ mod tests {
         ) {
             let (mut blocks, events) = observed(4);
             let mut replay = Replay::default();
-            // Text, tokens of it that were evaluated, and its number.
-            let mut texts: Vec<Option<(Vec<u32>, usize, u64)>> = vec![None; 4];
+            // Token ids, how many are evaluated, and the use number.
+            let mut sequences: Vec<Option<(Vec<u32>, usize, u64)>> = vec![None; 4];
             for (number, (seq, ids, n)) in (1..).zip(changes) {
-                match &mut texts[seq] {
-                    // The text goes on, or is cut back.
+                match &mut sequences[seq] {
+                    // The sequence grows, or is cut back.
                     Some((known, evaluated, _)) if n < 5 && known.len() >= n => *evaluated = n,
-                    text => *text = (n != 8).then(|| (ids.clone(), n.min(ids.len()), number)),
+                    sequence => *sequence = (n != 8).then(|| (ids.clone(), n.min(ids.len()), number)),
                 }
-                let held = texts.iter().enumerate().filter_map(|(seq, text)| {
-                    let (ids, n, use_number) = text.as_ref()?;
-                    Some(HeldText { seq, use_number: *use_number, ids: &ids[..*n] })
+                let held = sequences.iter().enumerate().filter_map(|(seq, sequence)| {
+                    let (ids, n, use_number) = sequence.as_ref()?;
+                    Some(EvaluatedSequence { seq, use_number: *use_number, ids: &ids[..*n] })
                 });
                 blocks.update(held);
                 for event in events.try_iter() {
-                    replay.take(event);
+                    replay.add(event);
                 }
-                let evaluated: Vec<_> = texts.iter().flatten().map(|(ids, n, _)| ids[..*n].to_vec()).collect();
-                prop_assert_eq!(replay.0.values().cloned().collect::<BTreeSet<_>>(), beginnings(evaluated.iter()));
+                let evaluated: Vec<_> = sequences.iter().flatten().map(|(ids, n, _)| ids[..*n].to_vec()).collect();
+                prop_assert_eq!(replay.0.values().cloned().collect::<BTreeSet<_>>(), prefixes(evaluated.iter()));
             }
         }
     }

@@ -1,12 +1,12 @@
-//! Batches of recurrent layers, made fit for kernels that go through all sequences at the same time.
+//! Runs of sequences in batches of recurrent layers.
 
 use std::collections::HashSet;
 
 use crate::BatchToken;
 
-/// Cuts a batch where a sequence comes back: kernels go through all runs, the tokens of a sequence that follow each other, at the
-/// same time.
-pub fn one_run_of_each(batch: &[BatchToken]) -> Vec<&[BatchToken]> {
+/// Divides a batch so that in each part every sequence has one run: tokens that follow each other. Kernels of recurrent
+/// layers process all runs of a part at the same time.
+pub fn one_run_per_sequence(batch: &[BatchToken]) -> Vec<&[BatchToken]> {
     let mut parts = Vec::new();
     let (mut start, mut seen) = (0, HashSet::new());
     let mut at = 0;
@@ -30,8 +30,8 @@ mod tests {
     fn a_sequence_comes_once_in_a_part() {
         let token = |seq| BatchToken { id: 0, seq, pos: 0, logits: false };
         let batch: Vec<_> = [0, 0, 1, 2, 1, 1, 2, 2, 2, 1].map(token).into();
-        let lengths: Vec<_> = one_run_of_each(&batch).iter().map(|part| part.len()).collect();
+        let lengths: Vec<_> = one_run_per_sequence(&batch).iter().map(|part| part.len()).collect();
         assert_eq!(lengths, [4, 5, 1]);
-        assert_eq!(one_run_of_each(&batch[..2]).len(), 1);
+        assert_eq!(one_run_per_sequence(&batch[..2]).len(), 1);
     }
 }

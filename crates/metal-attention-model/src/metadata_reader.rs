@@ -1,4 +1,6 @@
-//! The metadata of one architecture: typed access to `{architecture}.{key}`, and the parts that most families read alike.
+//! Typed access to a file's metadata, `{architecture}.{key}`, and the parts of a spec that most families read alike.
+//!
+//! Every error names the key. Sizes are bounded, so that a damaged file cannot cause huge allocations.
 
 use std::fmt::Display;
 
@@ -6,26 +8,30 @@ use metal_attention_gguf::{Array, GgufFile, Metadata, Value};
 
 use crate::{ModelError, Norm, NormKind, Pooling, Rope, RopeFactors, RopeLayout, RopeScaling};
 
-/// Far above any size of a model; bounds what a broken file can make us allocate.
+/// Maximum of a size: far above any model's.
 const MAX_SIZE: usize = 1 << 28;
 
-/// Most taps of a short convolution: far more than files have, 3 or 4.
+/// Maximum taps of a short convolution; files have 3 or 4.
 pub(crate) const MAX_TAPS: usize = 16;
 
-/// Layers of a model at most.
+/// Maximum layers of a model.
 const MAX_LAYERS: usize = 4096;
 
-/// Experts of a layer at most.
+/// Maximum experts of a layer.
 const MAX_EXPERTS: usize = 4096;
 
-/// Reads a file's metadata, and looks whether a tensor is there.
-pub(crate) struct Keys<'a> {
+/// Reads the metadata of one file, and checks for tensors.
+pub(crate) struct MetadataReader<'a> {
+    /// The metadata.
     metadata: &'a Metadata,
+    /// Value of `general.architecture`: the prefix of keys.
     architecture: &'a str,
+    /// The file, for checks of tensors; `None` if only the metadata are known.
     file: Option<&'a GgufFile>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> MetadataReader<'a> {
+    /// A reader. An error if `general.architecture` is missing.
     pub(crate) fn new(metadata: &'a Metadata, file: Option<&'a GgufFile>) -> Result<Self, ModelError> {
         let architecture = metadata
             .str("general.architecture")?
@@ -33,27 +39,32 @@ impl<'a> Keys<'a> {
         Ok(Self { metadata, architecture, file })
     }
 
+    /// Value of `general.architecture`.
     pub(crate) fn architecture(&self) -> &'a str {
         self.architecture
     }
 
-    /// Whether the file has a tensor of that name, `by_default` where only metadata are known.
+    /// Whether the file has a tensor of that name; `by_default` if only the metadata are known.
     pub(crate) fn has_tensor(&self, name: &str, by_default: bool) -> bool {
         self.file.map_or(by_default, |file| file.tensor(name).is_some())
     }
 
+    /// The full name of a key.
     pub(crate) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
     }
 
+    /// The error for a missing key.
     pub(crate) fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey { key: self.key(key) }
     }
 
+    /// The error for a value that is not supported.
     pub(crate) fn unsupported(&self, key: &str, value: impl Display, why: &'static str) -> ModelError {
         ModelError::UnsupportedFeature { key: self.key(key), value: value.to_string(), why }
     }
 
+    /// An error for a value unless `ok`.
     pub(crate) fn check(&self, key: &str, value: impl Display, ok: bool, why: &str) -> Result<(), ModelError> {
         if ok {
             return Ok(());
@@ -61,10 +72,12 @@ impl<'a> Keys<'a> {
         Err(ModelError::InvalidValue { key: self.key(key), value: value.to_string(), why: why.to_owned() })
     }
 
+    /// A whole number; `None` if the key is missing.
     pub(crate) fn opt_usize(&self, key: &str) -> Result<Option<usize>, ModelError> {
         Ok(self.metadata.usize(&self.key(key))?)
     }
 
+    /// A finite number; `None` if the key is missing.
     pub(crate) fn opt_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let value = self.metadata.f32(&self.key(key))?;
         if let Some(x) = value {
@@ -73,21 +86,23 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
+    /// A flag; `None` if the key is missing.
     pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
         Ok(self.metadata.bool(&self.key(key))?)
     }
 
+    /// A string; `None` if the key is missing.
     pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         Ok(self.metadata.str(&self.key(key))?)
     }
 
-    /// A number above 0, `default` where it is missing or 0.
+    /// A number above 0; `default` if it is missing or 0.
     pub(crate) fn positive_f32(&self, key: &str, default: f32) -> Result<f32, ModelError> {
         let value = self.opt_f32(key)?.filter(|&x| x != 0.0).unwrap_or(default);
         self.check(key, value, value.is_finite() && value > 0.0, "must be above 0").map(|()| value)
     }
 
-    /// A number above 0, as a cap of scores is; none where it is missing or 0.
+    /// A number above 0; `None` if it is missing or 0.
     pub(crate) fn opt_positive_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let value = self.opt_f32(key)?.filter(|&x| x != 0.0);
         if let Some(x) = value {
@@ -96,6 +111,7 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
+    /// A size above 0; `None` if the key is missing.
     pub(crate) fn opt_positive(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let value = self.opt_usize(key)?;
         if let Some(n) = value {
@@ -104,7 +120,7 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
-    /// A size; none where it is missing or 0.
+    /// A size above 0; `None` if it is missing or 0.
     pub(crate) fn opt_size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         match self.opt_usize(key)? {
             None | Some(0) => Ok(None),
@@ -112,11 +128,12 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A size above 0 that must be there.
     pub(crate) fn positive(&self, key: &str) -> Result<usize, ModelError> {
         self.opt_positive(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// Layers, without those behind the last that predict further tokens, which plain decoding leaves out.
+    /// Number of layers, without those after the last one that predict further tokens; these are not used.
     pub(crate) fn n_layer(&self) -> Result<usize, ModelError> {
         let blocks = self.positive("block_count")?;
         self.check("block_count", blocks, blocks <= MAX_LAYERS, "at most 4096 layers are plausible")?;
@@ -125,7 +142,8 @@ impl<'a> Keys<'a> {
         Ok(blocks - further)
     }
 
-    /// A value that is one number for all layers, or an array with one per layer (and perhaps for those after the last).
+    /// A size for each layer: one number for all, or an array with one for each (and possibly for the layers after the
+    /// last).
     pub(crate) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, ModelError> {
         let values = self.per_layer_or_none(key, n_layer)?;
         for &n in values.iter().flatten() {
@@ -134,7 +152,7 @@ impl<'a> Keys<'a> {
         Ok(values)
     }
 
-    /// The same where layers may have none: 0.
+    /// [`per_layer`](Self::per_layer) where 0 is allowed.
     pub(crate) fn per_layer_or_none(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, ModelError> {
         let full = self.key(key);
         let mut values: Vec<usize> = match self.metadata.get(&full) {
@@ -155,8 +173,9 @@ impl<'a> Keys<'a> {
         Ok(Some(values))
     }
 
-    /// Which layers have a window: as `attention.sliding_window_pattern` says, layer by layer or all but each so-many-th;
-    /// `period` where it says nothing, and the full layer of a period is its first or its last.
+    /// Whether each layer has a sliding window, by `attention.sliding_window_pattern`: an array of flags, or a period
+    /// in which one layer is full. Without that key the period is `period`. The full layer is the first of a period or
+    /// the last. Period 0: all have a window.
     pub(crate) fn windowed_layers(
         &self,
         n_layer: usize,
@@ -172,13 +191,13 @@ impl<'a> Keys<'a> {
         Ok((0..n_layer).map(|i| period == 0 || i % period != full_at).collect())
     }
 
-    /// Tokens that a short convolution sees, its own included.
+    /// Taps of a short convolution: the tokens that it covers, its own included.
     pub(crate) fn taps(&self, key: &str) -> Result<usize, ModelError> {
         let n_tap = self.positive(key)?;
         self.check(key, n_tap, (2..=MAX_TAPS).contains(&n_tap), "must be 2 to 16").map(|()| n_tap)
     }
 
-    /// An array of a flag for each layer (and perhaps for those after the last); `None` where there is no array.
+    /// A flag for each layer, from an array (possibly longer, for layers after the last); `None` if there is no array.
     pub(crate) fn layer_flags(&self, key: &str, n_layer: usize) -> Result<Option<Vec<bool>>, ModelError> {
         let full = self.key(key);
         let flags: Vec<bool> = match self.metadata.get(&full) {
@@ -190,12 +209,12 @@ impl<'a> Keys<'a> {
         Ok(Some(flags[..n_layer].to_vec()))
     }
 
-    /// The window's size, where the model has one.
+    /// Size of the sliding window; `None` if there is none.
     pub(crate) fn window(&self) -> Result<Option<usize>, ModelError> {
         Ok(self.opt_usize("attention.sliding_window")?.filter(|&w| w > 0))
     }
 
-    /// The norm before mixers: RMS or Layer, by the key that the family's files have.
+    /// The norm before mixers, with the epsilon from the key of its kind.
     pub(crate) fn norm(&self, kind: NormKind) -> Result<Norm, ModelError> {
         let key = match kind {
             NormKind::Rms => "attention.layer_norm_rms_epsilon",
@@ -206,6 +225,7 @@ impl<'a> Keys<'a> {
         Ok(Norm { tensor: "attn_norm", weight: true, bias: kind == NormKind::Layer, kind, eps, bare: false })
     }
 
+    /// The RoPE of heads of `head_dim` elements.
     pub(crate) fn rope(&self, layout: RopeLayout, head_dim: usize) -> Result<Rope, ModelError> {
         let n_rot = self.opt_positive("rope.dimension_count")?.unwrap_or(head_dim);
         let n_ctx_train = self.positive("context_length")?;
@@ -226,12 +246,14 @@ impl<'a> Keys<'a> {
         self.check_rope(&rope, head_dim).map(|()| rope)
     }
 
+    /// Checks that the rotated elements fit in a head.
     pub(crate) fn check_rope(&self, rope: &Rope, head_dim: usize) -> Result<(), ModelError> {
         let n_rot = rope.n_rot;
         let fits = n_rot <= head_dim && n_rot.is_multiple_of(2);
         self.check("rope.dimension_count", n_rot, fits, "must be even and at most the head's length")
     }
 
+    /// A base of RoPE frequencies, above 1; `None` if the key is missing.
     pub(crate) fn freq_base(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let base = self.opt_f32(key)?;
         if let Some(base) = base {
@@ -240,17 +262,18 @@ impl<'a> Keys<'a> {
         Ok(base)
     }
 
+    /// The scaling of positions.
     fn rope_scaling(&self, n_ctx_train: usize) -> Result<RopeScaling, ModelError> {
         let kind = self.opt_str("rope.scaling.type")?;
         let factor = match self.opt_f32("rope.scaling.factor")? {
             Some(factor) => factor,
             None => self.opt_f32("rope.scale_linear")?.unwrap_or(1.0),
         };
-        // 0 stands for "not scaled" in files that carry the key without a use for it.
+        // Some files have the key with 0, which means "not scaled".
         let factor = if factor == 0.0 { 1.0 } else { factor };
         self.check("rope.scaling.factor", factor, factor.is_finite() && factor > 0.0, "must be above 0")?;
         match kind {
-            // The factors of long and short contexts are tensors.
+            // longrope's factors are tensors.
             Some("none" | "longrope") => Ok(RopeScaling::None),
             None | Some("linear") if factor == 1.0 => Ok(RopeScaling::None),
             None | Some("linear") => Ok(RopeScaling::Linear { factor }),
@@ -279,7 +302,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Experts of a layer; `None` where the file has none.
+    /// Number of experts of a layer; `None` if there are none.
     pub(crate) fn n_expert(&self) -> Result<Option<usize>, ModelError> {
         let n = self.opt_usize("expert_count")?.filter(|&n| n > 0);
         if let Some(n) = n {
@@ -288,6 +311,7 @@ impl<'a> Keys<'a> {
         Ok(n)
     }
 
+    /// Size of the vocabulary: the number of tokens, or of `vocab_size` without a tokenizer.
     pub(crate) fn n_vocab(&self) -> Result<usize, ModelError> {
         let n_vocab = match self.metadata.strings("tokenizer.ggml.tokens")? {
             Some(tokens) => tokens.len(),
@@ -301,7 +325,7 @@ impl<'a> Keys<'a> {
     pub(crate) fn n_token_types(&self) -> Result<usize, ModelError> {
         let key = "tokenizer.ggml.token_type_count";
         match self.metadata.usize(key)? {
-            // Plain BERT has two.
+            // BERT's number.
             None => Ok(2),
             Some(n) if n > 0 && n <= MAX_SIZE => Ok(n),
             Some(n) => Err(ModelError::InvalidValue {
@@ -312,25 +336,28 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Name of the model, if the file has one.
     pub(crate) fn name(&self) -> Result<Option<String>, ModelError> {
         Ok(self.metadata.str("general.name")?.map(str::to_owned))
     }
 
-    /// An array of whole numbers; none where it is missing.
+    /// An array of whole numbers; empty if the key is missing.
     pub(crate) fn opt_numbers(&self, key: &str) -> Result<Vec<u32>, ModelError> {
         Ok(self.metadata.u32s(&self.key(key))?.unwrap_or_default())
     }
 
+    /// An array of strings; empty if the key is missing.
     pub(crate) fn strings(&self, key: &str) -> Result<Vec<String>, ModelError> {
         let strings = self.metadata.strings(&self.key(key))?;
         Ok(strings.map(|all| all.iter().map(str::to_owned).collect()).unwrap_or_default())
     }
 
-    /// How texts are pooled, where the file says it.
+    /// The pooling of hidden states; `None` if the file does not say.
     pub(crate) fn pooling(&self) -> Result<Option<Pooling>, ModelError> {
         self.pooling_by("pooling_type")
     }
 
+    /// The pooling that a key names.
     pub(crate) fn pooling_by(&self, key: &str) -> Result<Option<Pooling>, ModelError> {
         Ok(match self.opt_usize(key)? {
             None | Some(0) => None,
